@@ -1,0 +1,21 @@
+# Runtime of pretraining. Types carry their scope, so the default scope rules nothing of ours.
+default_scope = 'mmengine'
+default_hooks = dict(
+    timer=dict(type='IterTimerHook'),
+    logger=dict(type='LoggerHook', interval=50),
+    param_scheduler=dict(type='ParamSchedulerHook'),
+    # two are kept: mmengine deletes the oldest before it writes the next
+    checkpoint=dict(type='CheckpointHook', interval=1, max_keep_ckpts=2),
+    sampler_seed=dict(type='DistSamplerSeedHook'))
+custom_hooks = [dict(type='tlalign_mm.ExportBackboneHook', monitor='accuracy/top1')]
+env_cfg = dict(
+    cudnn_benchmark=True,
+    mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
+    dist_cfg=dict(backend='nccl'))
+vis_backends = [dict(type='LocalVisBackend')]
+visualizer = dict(type='Visualizer', vis_backends=vis_backends)
+log_processor = dict(type='LogProcessor', window_size=50)
+log_level = 'INFO'
+load_from = None
+resume = False
+randomness = dict(seed=0)

@@ -1,0 +1,22 @@
+# UperNet on the small Swin from random weights: the control of the pretrained one.
+# Command: python $(MMSEG)/.mim/tools/train.py configs/upernet/<this file>, see the README.
+# Published number: none, the data set is this project's own.
+_base_ = [
+    '../_base_/models/upernet_swin.py', '../_base_/datasets/scenes_ade20k.py',
+    '../_base_/schedules/adamw_digits_iter.py', '../_base_/runtime_dense.py'
+]
+default_scope = 'mmseg'
+visualizer = dict(type='SegLocalVisualizer', vis_backends=_base_.vis_backends, name='visualizer')
+norm_cfg = dict(type='BN', requires_grad=True)
+model = dict(
+    data_preprocessor=dict(size=(128, 128)),
+    backbone=dict(
+        arch=None,
+        embed_dim=48,
+        depths=(2, 2, 2, 2),
+        num_heads=(2, 4, 8, 16),
+        window_size=4,
+        patch_size=4,
+        drop_path_rate=0.1),
+    decode_head=dict(in_channels=[48, 96, 192, 384], channels=64, num_classes=11, norm_cfg=norm_cfg),
+    auxiliary_head=dict(in_channels=192, channels=32, num_classes=11, norm_cfg=norm_cfg))

@@ -1,0 +1,28 @@
+"""Measure the accuracy of a pretrained classifier.
+
+Example:
+    python tools/test.py configs/pretrain/swin-digits_tlalign_1xb64-20e_digits.py \
+        work_dirs/swin-digits_tlalign_1xb64-20e_digits/epoch_20.pth
+"""
+
+import argparse
+
+from mmengine.runner import Runner
+
+from tlalign_mm.engine.launch import config_parser, load_config, run_tool
+
+
+def parse_args() -> argparse.Namespace:
+    parser = config_parser(__doc__)
+    parser.add_argument("checkpoint", help="checkpoint of the run (epoch_….pth)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    args.cfg_options = {**(args.cfg_options or {}), "load_from": args.checkpoint}
+    Runner.from_cfg(load_config(args)).test()
+
+
+if __name__ == "__main__":
+    run_tool(main)

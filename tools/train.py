@@ -1,0 +1,34 @@
+"""Pretrain a backbone on mixed images.
+
+Example:
+    python tools/train.py configs/pretrain/swin-digits_tlalign_1xb64-20e_digits.py --resume
+"""
+
+import argparse
+
+from mmengine.runner import Runner
+
+from tlalign_mm.engine.launch import config_parser, load_config, run_tool
+
+
+def parse_args() -> argparse.Namespace:
+    parser = config_parser(__doc__)
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the last checkpoint in the work dir"
+    )
+    parser.add_argument("--amp", action="store_true", help="train in mixed precision")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    cfg = load_config(args)
+    cfg.resume = args.resume
+    if args.amp:
+        cfg.optim_wrapper.type = "AmpOptimWrapper"
+        cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
+    Runner.from_cfg(cfg).train()
+
+
+if __name__ == "__main__":
+    run_tool(main)
