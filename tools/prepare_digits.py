@@ -64,19 +64,25 @@ def resize_ink(ink: np.ndarray, side: int) -> np.ndarray:
     return np.clip(np.asarray(image), 0, 1)
 
 
-def textured_ground(rng: np.random.Generator) -> np.ndarray:
-    """(H, W, 3) float ground in [0, 255]: colour noise at coarse, middle and fine scale."""
-    ground = np.zeros((SCENE_SIDE, SCENE_SIDE, 3))
-    for cells, weight in ((3, 90), (12, 50), (64, 30)):
+def textured_ground(side: int, rng: np.random.Generator) -> np.ndarray:
+    """(side, side, 3) float dark ground: colour noise at coarse, middle and fine scale."""
+    ground = np.zeros((side, side, 3))
+    for pixels, weight in ((40, 50), (10, 30), (2, 20)):  # side of a cell of noise, its strength
+        cells = -(-side // pixels)
         noise = (rng.random((cells, cells, 3)) * 255).astype(np.uint8)
-        scaled = Image.fromarray(noise).resize((SCENE_SIDE,) * 2, Image.Resampling.BICUBIC)
+        scaled = Image.fromarray(noise).resize((side, side), Image.Resampling.BICUBIC)
         ground += (np.asarray(scaled) / 255 - 0.5) * weight
-    return np.clip(ground + rng.uniform(60, 196, 3), 0, 255)
+    return np.clip(ground + rng.uniform(20, 80, 3), 0, 255)
+
+
+def paint(ground: np.ndarray, alpha: np.ndarray, rng: np.random.Generator) -> None:
+    """Blend light ink of a random colour into (h, w, 3) ground, in place."""
+    ground += alpha[..., None] * (rng.uniform(150, 255, 3) - ground)
 
 
 def compose_scene(ink: np.ndarray, digits: np.ndarray, rng: np.random.Generator) -> Scene:
     """Paste one to eight digits on textured ground; the masks are exact."""
-    image = textured_ground(rng)
+    image = textured_ground(SCENE_SIDE, rng)
     instance_map = np.zeros((SCENE_SIDE, SCENE_SIDE), np.uint8)
     pasted: list[int] = []
     areas = [0]  # pixels of each instance when it was pasted
@@ -87,8 +93,7 @@ def compose_scene(ink: np.ndarray, digits: np.ndarray, rng: np.random.Generator)
         if place is None:
             continue
         visible = alpha > 0.5
-        color = _contrasting_color(image[place], rng)
-        image[place] += alpha[..., None] * (color - image[place])
+        paint(image[place], alpha, rng)
         pasted.append(int(digits[index]))
         areas.append(int(visible.sum()))
         instance_map[place][visible] = len(pasted)
@@ -111,19 +116,16 @@ def _find_place(
     return None
 
 
-def _contrasting_color(ground: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A light ink on dark ground, a dark one on light ground."""
-    dark_ground = ground.mean() < 128
-    return rng.uniform(170, 255, 3) if dark_ground else rng.uniform(0, 85, 3)
-
-
-def write_classification(root: Path, split: str, ink: np.ndarray, digits: np.ndarray) -> None:
-    """ImageNet's layout: a folder a class."""
+def write_classification(
+    root: Path, split: str, ink: np.ndarray, digits: np.ndarray, rng: np.random.Generator
+) -> None:
+    """ImageNet's layout, a folder a class: each digit once, inked on textured ground."""
     for i, (one, digit) in enumerate(zip(ink, digits, strict=True)):
         folder = root / "imagenet" / split / str(digit)
         folder.mkdir(parents=True, exist_ok=True)
-        pixels = (resize_ink(one, DIGIT_SIDE) * 255).round().astype(np.uint8)
-        Image.fromarray(pixels).save(folder / f"digit_{i:04d}.png")
+        image = textured_ground(DIGIT_SIDE, rng)
+        paint(image, resize_ink(one, DIGIT_SIDE), rng)
+        Image.fromarray(image.round().astype(np.uint8)).save(folder / f"digit_{i:04d}.png")
 
 
 def write_scenes(root: Path, split: str, scenes: list[Scene]) -> None:
@@ -208,9 +210,9 @@ def prepare(out: Path, seed: int, train_scenes: int, val_scenes: int) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for number, (split, (ink, digits)) in enumerate(load_splits(seed).items()):
-        write_classification(partial, split, ink, digits)
+        write_classification(partial, split, ink, digits, np.random.default_rng([seed, number]))
         count = settings[f"{split}_scenes"]
-        rngs = (np.random.default_rng([seed, number, i]) for i in range(count))
+        rngs = (np.random.default_rng([seed, number, 1, i]) for i in range(count))
         progress = tqdm(rngs, f"{split} scenes", total=count, ncols=80)
         write_scenes(partial, split, [compose_scene(ink, digits, rng) for rng in progress])
     manifest = {"settings": settings, "files": count_files(partial)}

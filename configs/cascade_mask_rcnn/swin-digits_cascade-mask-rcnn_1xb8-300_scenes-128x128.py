@@ -15,13 +15,13 @@ model = dict(
     backbone=dict(
         _delete_=True,
         type='tlalign_mm.SwinTransformer',
-        embed_dim=48,
+        embed_dim=32,
         depths=(2, 2, 2, 2),
-        num_heads=(2, 4, 8, 16),
+        num_heads=(1, 2, 4, 8),
         window_size=4,
         patch_size=4,
         drop_path_rate=0.1),
-    neck=dict(in_channels=[48, 96, 192, 384], out_channels=roi_channels),
+    neck=dict(in_channels=[32, 64, 128, 256], out_channels=roi_channels),
     rpn_head=dict(
         in_channels=roi_channels,
         feat_channels=roi_channels,

@@ -12,11 +12,11 @@ model = dict(
     data_preprocessor=dict(size=(128, 128)),
     backbone=dict(
         arch=None,
-        embed_dim=48,
+        embed_dim=32,
         depths=(2, 2, 2, 2),
-        num_heads=(2, 4, 8, 16),
+        num_heads=(1, 2, 4, 8),
         window_size=4,
         patch_size=4,
         drop_path_rate=0.1),
-    decode_head=dict(in_channels=[48, 96, 192, 384], channels=64, num_classes=11, norm_cfg=norm_cfg),
-    auxiliary_head=dict(in_channels=192, channels=32, num_classes=11, norm_cfg=norm_cfg))
+    decode_head=dict(in_channels=[32, 64, 128, 256], channels=48, num_classes=11, norm_cfg=norm_cfg),
+    auxiliary_head=dict(in_channels=128, channels=32, num_classes=11, norm_cfg=norm_cfg))

@@ -12,7 +12,6 @@ train_pipeline = [
     dict(type='LoadAnnotations', reduce_zero_label=True),
     dict(type='RandomResize', scale=(128, 128), ratio_range=(0.75, 1.5), keep_ratio=True),
     dict(type='RandomCrop', crop_size=(128, 128), cat_max_ratio=0.98),
-    dict(type='PhotoMetricDistortion'),
     dict(type='PackSegInputs')
 ]
 test_pipeline = [
