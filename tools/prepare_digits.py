@@ -24,10 +24,11 @@ from tqdm import tqdm
 
 from tlalign_mm.engine.launch import run_tool
 
-DIGIT_SIDE = 32
+IMAGE_SIDE = 32
 SCENE_SIDE = 128
 VAL_DIGITS = 360
-DIGIT_SIDES = (24, 60)  # smallest and largest digit of a scene, in pixels
+IMAGE_DIGIT_SIDES = (22, 33)  # range of the digit's side in a classification image, in pixels
+SCENE_DIGIT_SIDES = (20, 48)  # and in a scene
 MOST_HIDDEN = 0.4  # share of a digit that later ones may cover
 MANIFEST = "manifest.json"
 ADE_SPLITS = {"train": "training", "val": "validation"}
@@ -88,7 +89,7 @@ def compose_scene(ink: np.ndarray, digits: np.ndarray, rng: np.random.Generator)
     areas = [0]  # pixels of each instance when it was pasted
     for _ in range(rng.integers(1, 9)):
         index = rng.integers(len(ink))
-        alpha = resize_ink(ink[index], int(rng.integers(*DIGIT_SIDES)))
+        alpha = resize_ink(ink[index], int(rng.integers(*SCENE_DIGIT_SIDES)))
         place = _find_place(alpha, instance_map, areas, rng)
         if place is None:
             continue
@@ -123,8 +124,10 @@ def write_classification(
     for i, (one, digit) in enumerate(zip(ink, digits, strict=True)):
         folder = root / "imagenet" / split / str(digit)
         folder.mkdir(parents=True, exist_ok=True)
-        image = textured_ground(DIGIT_SIDE, rng)
-        paint(image, resize_ink(one, DIGIT_SIDE), rng)
+        image = textured_ground(IMAGE_SIDE, rng)
+        side = int(rng.integers(*IMAGE_DIGIT_SIDES))
+        top, left = rng.integers(0, IMAGE_SIDE - side + 1, 2)
+        paint(image[top : top + side, left : left + side], resize_ink(one, side), rng)
         Image.fromarray(image.round().astype(np.uint8)).save(folder / f"digit_{i:04d}.png")
 
 

@@ -18,5 +18,5 @@ model = dict(
         window_size=4,
         patch_size=4,
         drop_path_rate=0.1),
-    decode_head=dict(in_channels=[32, 64, 128, 256], channels=48, num_classes=11, norm_cfg=norm_cfg),
+    decode_head=dict(in_channels=[32, 64, 128, 256], channels=32, num_classes=11, norm_cfg=norm_cfg),
     auxiliary_head=dict(in_channels=128, channels=32, num_classes=11, norm_cfg=norm_cfg))
