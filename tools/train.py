@@ -31,4 +31,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_tool(main, to_continue="run the same command with --resume")

@@ -81,8 +81,8 @@ class SwinTransformer(Backbone):
         drop_path_rate: Stochastic depth of the last block; linear from 0 over all blocks.
         always_shift: Shift also where the map fits in one window, as mmsegmentation's and
             mmdetection's Swin do; needed for parity with weights trained there.
-        out_indices: Stages whose maps ``forward`` returns, each with a norm of its own; ``()`` for
-            pretraining, which has the one final norm instead.
+        out_indices: Stages whose maps ``forward`` returns, each with a norm of its own (default:
+            all); ``()`` for pretraining, which has the one final norm instead.
         frozen_stages: -1 for none, 0 for the patch embedding, i for the first i stages as well.
         with_cp: Recompute blocks in the backward pass to save memory.
         init_cfg: ``dict(type='Pretrained', checkpoint=…)`` or None.
@@ -113,7 +113,7 @@ class SwinTransformer(Backbone):
         mlp_ratio: float = 4.0,
         drop_path_rate: float = 0.1,
         always_shift: bool = False,
-        out_indices: tuple[int, ...] = (0, 1, 2, 3),
+        out_indices: tuple[int, ...] | None = None,
         frozen_stages: int = -1,
         with_cp: bool = False,
         init_cfg: dict | None = None,
@@ -123,9 +123,10 @@ class SwinTransformer(Backbone):
         architecture = {**sizes, "window_size": window_size, "patch_size": patch_size}
         architecture["mlp_ratio"] = mlp_ratio
         super().__init__(architecture, frozen_stages, init_cfg)
+        out_indices = tuple(range(len(depths)) if out_indices is None else out_indices)
         _check(embed_dim, depths, num_heads, out_indices)
         self.patch_size = patch_size
-        self.out_indices = tuple(out_indices)
+        self.out_indices = out_indices
         self.num_features = [embed_dim * 2**i for i in range(len(depths))]
         self.patch_embed = PatchEmbed(
             None, patch_size, 3, embed_dim, nn.LayerNorm, output_fmt="NHWC", dynamic_img_pad=True
@@ -212,7 +213,9 @@ def _resolve(arch: str | None, **fields: Any) -> dict[str, Any]:
     return {key: list(v) if isinstance(v, list | tuple) else v for key, v in sizes.items()}
 
 
-def _check(embed_dim: int, depths: list[int], num_heads: list[int], out_indices: Any) -> None:
+def _check(
+    embed_dim: int, depths: list[int], num_heads: list[int], out_indices: tuple[int, ...]
+) -> None:
     if len(depths) != len(num_heads):
         raise ValueError(f"depths={depths} and num_heads={num_heads} must have one entry a stage.")
     for i, heads in enumerate(num_heads):
@@ -220,7 +223,7 @@ def _check(embed_dim: int, depths: list[int], num_heads: list[int], out_indices:
             raise ValueError(f"num_heads[{i}]={heads} must divide {embed_dim * 2**i} channels.")
     outside = [i for i in out_indices if i not in range(len(depths))]
     if outside:
-        raise ValueError(f"out_indices={tuple(out_indices)} must lie in 0 … {len(depths) - 1}.")
+        raise ValueError(f"out_indices={out_indices} must lie in 0 … {len(depths) - 1}.")
 
 
 def _to_map(token_labels: Tensor, size: tuple[int, int]) -> Tensor:

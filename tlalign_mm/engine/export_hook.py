@@ -30,10 +30,10 @@ class ExportBackboneHook(Hook):
         """Export where the monitored figure is the highest so far.
 
         Raises:
-            KeyError: If the validation does not report the figure.
+            ValueError: If the validation does not report the figure.
         """
         if not metrics or self.monitor not in metrics:
-            raise KeyError(
+            raise ValueError(
                 f"ExportBackboneHook monitors {self.monitor!r}, but the validation reports "
                 f"{sorted(metrics or {})}; set monitor to one of them."
             )

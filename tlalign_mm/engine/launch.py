@@ -8,6 +8,10 @@ from pathlib import Path
 from mmengine.config import Config, DictAction
 
 
+class ToolError(RuntimeError):
+    """Ends a tool; the message is one sentence that says what is wrong and how to mend it."""
+
+
 def config_parser(description: str | None) -> argparse.ArgumentParser:
     """Options that training and testing share; named as in mmsegmentation and mmdetection."""
     parser = argparse.ArgumentParser(
@@ -55,16 +59,21 @@ def load_config(args: argparse.Namespace) -> Config:
     return cfg
 
 
-def run_tool(main: Callable[[], None]) -> None:
-    """Run a tool; bad input ends it with one sentence and exit status 2, not with a traceback."""
+def run_tool(main: Callable[[], None], to_continue: str = "run the same command again") -> None:
+    """Run a tool; bad input ends it with one sentence and exit status 2, not with a traceback.
+
+    Args:
+        main: The tool.
+        to_continue: What a user does after an interruption.
+    """
     try:
         main()
-    except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError, KeyError) as error:
-        sys.exit(_fail(error.args[0] if isinstance(error, KeyError) else error))
+    except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError, ToolError) as error:
+        sys.exit(_fail(error))
     except OSError as error:  # a full disk, a read-only file system
-        sys.exit(_fail(f"{error}; free space or choose another folder, then run this again."))
+        sys.exit(_fail(f"{error}; free space or choose another folder, then {to_continue}."))
     except KeyboardInterrupt:
-        sys.exit(_fail("Interrupted; the same command with --resume continues."))
+        sys.exit(_fail(f"Interrupted; to continue, {to_continue}."))
 
 
 def _fail(message: object) -> int:

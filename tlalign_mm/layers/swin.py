@@ -10,7 +10,7 @@ an image, N tokens of a window.
 from typing import Any
 
 import torch
-from timm.layers import DropPath, Mlp, resize_rel_pos_bias_table, trunc_normal_
+from timm.layers import DropPath, Mlp, resize_rel_pos_bias_table_simple, trunc_normal_
 from torch import Tensor, nn
 
 from tlalign_mm.labels import stream
@@ -86,7 +86,7 @@ class WindowAttention(nn.Module):
         if table is not None and table.shape[0] != self.relative_position_bias_table.shape[0]:
             window = (self.window_size, self.window_size)
             shape = tuple(self.relative_position_bias_table.shape)
-            state_dict[name] = resize_rel_pos_bias_table(table, window, shape)
+            state_dict[name] = resize_rel_pos_bias_table_simple(table, window, shape)
 
 
 def relative_position_index(window_size: int) -> Tensor:

@@ -22,8 +22,6 @@ class CutMix:
     ) -> None:
         self.settings = {"alpha": alpha, "prob": prob, "cell": cell, "per_sample": per_sample}
 
-    def draw(
-        self, batch_size: int, size: tuple[int, int], generator: torch.Generator
-    ) -> MixParams:
+    def draw(self, batch_size: int, size: tuple[int, int], generator: torch.Generator) -> MixParams:
         """Draw the parameters of a batch of images of ``size`` (height, width)."""
         return draw_cutmix(batch_size, size, generator, **self.settings)

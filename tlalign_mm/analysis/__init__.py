@@ -1,0 +1,1 @@
+"""Figures of what happened: label maps, curves, predictions, and a report of one file."""
