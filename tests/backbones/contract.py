@@ -135,3 +135,23 @@ class BackboneContract:
         backbone = self.build_for_pretraining()
         with pytest.raises(ValueError, match="token_labels hold 5 tokens"):
             backbone.forward_features(torch.randn(1, 3, 32, 32), torch.rand(1, 5, 2))
+
+    def test_layer_depth_covers_every_parameter_in_order(self) -> None:
+        backbone = self.build()
+        depths = [
+            backbone.get_layer_depth(f"backbone.{n}", "backbone.")
+            for n, _ in backbone.named_parameters()
+        ]
+        last = depths[0][1] - 1
+        assert {number for _, number in depths} == {last + 1}
+        assert {depth for depth, _ in depths} == set(range(last + 1))
+        assert backbone.get_layer_depth("decode_head.conv.weight", "backbone.")[0] == last
+
+    def test_no_decay_names_exist_and_leave_the_matrices(self) -> None:
+        backbone = self.build()
+        parameters = dict(backbone.named_parameters())
+        skipped = backbone.no_weight_decay()
+        assert skipped <= parameters.keys()
+        decayed = parameters.keys() - skipped
+        assert decayed and all(parameters[name].ndim > 1 for name in decayed)
+        assert all(name.endswith("weight") for name in decayed)

@@ -200,6 +200,31 @@ class SwinTransformer(Backbone):
         stages = [[stage, *norms[i]] for i, stage in enumerate(self.layers)]
         return [[self.patch_embed], *stages]
 
+    def get_layer_depth(self, name: str, prefix: str = "") -> tuple[int, int]:
+        """Place of a parameter for layer-wise learning-rate decay.
+
+        Args:
+            name: Name of the parameter.
+            prefix: What stands before the backbone's own names (``backbone.``).
+
+        Returns:
+            Its depth and the number of depths: 0 the patch embedding, then a depth a block (patch
+            merging goes with the block before it), last whatever follows, outside too.
+        """
+        depths = self.architecture["depths"]
+        last = sum(depths) + 1
+        parts = name.removeprefix(prefix).split(".")
+        if not name.startswith(prefix) or parts[0] not in ("patch_embed", "layers"):
+            return last, last + 1
+        if parts[0] == "patch_embed":
+            return 0, last + 1
+        before = sum(depths[: int(parts[1])])
+        return before + (int(parts[3]) + 1 if parts[2] == "blocks" else 0), last + 1
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that are not decayed: bias tables, biases and norms."""
+        return {name for name, p in self.named_parameters() if p.ndim == 1 or "bias_table" in name}
+
 
 def _resolve(arch: str | None, **fields: Any) -> dict[str, Any]:
     """Sizes of ``arch`` with the given fields on top."""
