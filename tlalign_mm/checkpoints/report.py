@@ -36,7 +36,7 @@ class LoadReport:
     def __str__(self) -> str:
         lines = [
             f"Loaded {self.source}: {len(self.matched)} tensors matched, {len(self.resized)} "
-            f"resized, {self.coverage:.1f} % of the parameters",
+            f"resized, {self.coverage:.2f} % of the parameters",
             *_line("resized", [f"{k} {a} -> {b}" for k, (a, b) in self.resized.items()]),
             *_line("dropped on purpose", self.dropped),
             *_line("left at initialisation", self.initial),
