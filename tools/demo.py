@@ -170,7 +170,7 @@ def check_room(work_dir: Path) -> None:
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} is not writable; make it so or name another folder.")
         if shutil.disk_usage(folder).free < FREE_BYTES:
-            raise OSError(f"Less than 1 GB is free on the disk of {folder}")
+            raise OSError(f"Less than 1 GB is free on the disk of {folder}; free some first.")
 
 
 def train_step(step: str, work_dir: Path, progress: Progress) -> float:

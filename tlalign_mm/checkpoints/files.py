@@ -101,6 +101,9 @@ def write(path: str | Path, checkpoint: Checkpoint) -> Path:
     """Write a safetensors file whole or not at all.
 
     The file is completed under another name beside ``path`` and then moved into place.
+
+    Raises:
+        OSError: If it cannot be written, for example on a full disk.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,6 +117,8 @@ def write(path: str | Path, checkpoint: Checkpoint) -> Path:
     try:
         save_file(tensors, partial, metadata)
         os.replace(partial, path)
+    except SafetensorError as error:
+        raise OSError(f"Cannot write {path} ({error}); free space and run this again.") from error
     finally:
         partial.unlink(missing_ok=True)
     return path

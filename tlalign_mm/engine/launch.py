@@ -68,10 +68,11 @@ def run_tool(main: Callable[[], None], to_continue: str = "run the same command 
     """
     try:
         main()
-    except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError, ToolError) as error:
+    except (ValueError, ToolError) as error:
         sys.exit(_fail(error))
-    except OSError as error:  # a full disk, a read-only file system
-        sys.exit(_fail(f"{error}; free space or choose another folder, then {to_continue}."))
+    except OSError as error:
+        mend = f"; mend that (space, permission or path), then {to_continue}."
+        sys.exit(_fail(error if error.errno is None else f"{error}{mend}"))  # ours say it already
     except KeyboardInterrupt:
         sys.exit(_fail(f"Interrupted; to continue, {to_continue}."))
 
