@@ -31,19 +31,19 @@ PRETRAIN = Path("configs/pretrain")
 UPERNET = Path("configs/upernet")
 CASCADE = Path("configs/cascade_mask_rcnn")
 CONFIGS = {
-    "pretrain_area": PRETRAIN / "swin-digits_cutmix_1xb64-20e_digits.py",
-    "pretrain_tl_align": PRETRAIN / "swin-digits_tlalign_1xb64-20e_digits.py",
+    "pretrain_area": PRETRAIN / "swin-digits_cutmix_1xb32-20e_digits.py",
+    "pretrain_tl_align": PRETRAIN / "swin-digits_tlalign_1xb32-20e_digits.py",
     "segmentation_scratch": UPERNET / "swin-digits_upernet_1xb8-300_scenes-128x128.py",
     "segmentation_pretrained": UPERNET / "swin-digits-tlalign_upernet_1xb8-300_scenes-128x128.py",
-    "detection_scratch": CASCADE / "swin-digits_cascade-mask-rcnn_1xb8-300_scenes-128x128.py",
+    "detection_scratch": CASCADE / "swin-digits_cascade-mask-rcnn_1xb4-200_scenes-128x128.py",
     "detection_pretrained": CASCADE
-    / "swin-digits-tlalign_cascade-mask-rcnn_1xb8-300_scenes-128x128.py",
+    / "swin-digits-tlalign_cascade-mask-rcnn_1xb4-200_scenes-128x128.py",
 }
 EXPECTED_SECONDS = {  # on two CPU cores; only the time left depends on it
     "data": 10,
-    "pretrain": 110,
+    "pretrain": 130,
     "segmentation": 130,
-    "detection": 170,
+    "detection": 115,
     "report": 15,
 }
 FREE_BYTES = 10**9

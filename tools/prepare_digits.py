@@ -24,11 +24,11 @@ from tqdm import tqdm
 
 from tlalign_mm.engine.launch import run_tool
 
-IMAGE_SIDE = 32
+IMAGE_SIDE = 40
 SCENE_SIDE = 128
 VAL_DIGITS = 360
-IMAGE_DIGIT_SIDES = (22, 33)  # range of the digit's side in a classification image, in pixels
-SCENE_DIGIT_SIDES = (20, 48)  # and in a scene
+IMAGE_DIGIT_SIDES = (30, 41)  # range of the digit's side in a classification image, in pixels
+SCENE_DIGIT_SIDES = (28, 53)  # and in a scene
 MOST_HIDDEN = 0.4  # share of a digit that later ones may cover
 MANIFEST = "manifest.json"
 ADE_SPLITS = {"train": "training", "val": "validation"}
@@ -68,7 +68,7 @@ def resize_ink(ink: np.ndarray, side: int) -> np.ndarray:
 def textured_ground(side: int, rng: np.random.Generator) -> np.ndarray:
     """(side, side, 3) float dark ground: colour noise at coarse, middle and fine scale."""
     ground = np.zeros((side, side, 3))
-    for pixels, weight in ((40, 50), (10, 30), (2, 20)):  # side of a cell of noise, its strength
+    for pixels, weight in ((40, 40), (10, 20), (2, 10)):  # side of a cell of noise, its strength
         cells = -(-side // pixels)
         noise = (rng.random((cells, cells, 3)) * 255).astype(np.uint8)
         scaled = Image.fromarray(noise).resize((side, side), Image.Resampling.BICUBIC)

@@ -1,8 +1,8 @@
 """Measure the accuracy of a pretrained classifier.
 
 Example:
-    python tools/test.py configs/pretrain/swin-digits_tlalign_1xb64-20e_digits.py \
-        work_dirs/swin-digits_tlalign_1xb64-20e_digits/epoch_20.pth
+    python tools/test.py configs/pretrain/swin-digits_tlalign_1xb32-20e_digits.py \
+        work_dirs/swin-digits_tlalign_1xb32-20e_digits/epoch_20.pth
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Pretrain a backbone on mixed images.
 
 Example:
-    python tools/train.py configs/pretrain/swin-digits_tlalign_1xb64-20e_digits.py --resume
+    python tools/train.py configs/pretrain/swin-digits_tlalign_1xb32-20e_digits.py --resume
 """
 
 import argparse

@@ -33,7 +33,10 @@ def test_a_missing_config_or_checkpoint_is_named(tmp_path) -> None:
     ("error", "sentence"),
     [
         (FileNotFoundError("Config x does not exist; name another."), "Config x does not exist"),
-        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device; mend that (space, permission or path), then run the same"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "No space left on device; mend that (space, permission or path), then run",
+        ),
         (KeyboardInterrupt(), "Interrupted; to continue, run the same command again."),
     ],
 )

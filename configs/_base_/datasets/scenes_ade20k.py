@@ -10,8 +10,6 @@ metainfo = dict(
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', reduce_zero_label=True),
-    dict(type='RandomResize', scale=(128, 128), ratio_range=(0.75, 1.5), keep_ratio=True),
-    dict(type='RandomCrop', crop_size=(128, 128), cat_max_ratio=0.98),
     dict(type='PackSegInputs')
 ]
 test_pipeline = [

@@ -9,8 +9,7 @@ metainfo = dict(
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-    dict(type='RandomResize', scale=(128, 128), ratio_range=(0.75, 1.5), keep_ratio=True),
-    dict(type='RandomCrop', crop_type='absolute', crop_size=(128, 128)),
+    dict(type='Resize', scale=(128, 128), keep_ratio=True),
     dict(type='PackDetInputs')
 ]
 test_pipeline = [

@@ -2,7 +2,7 @@
 max_epochs = 20
 optim_wrapper = dict(
     type='OptimWrapper',
-    optimizer=dict(type='AdamW', lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05),
+    optimizer=dict(type='AdamW', lr=2e-3, betas=(0.9, 0.999), weight_decay=0.05),
     clip_grad=dict(max_norm=5.0),
     paramwise_cfg=dict(
         norm_decay_mult=0.0,
@@ -24,6 +24,6 @@ param_scheduler = [
         end=max_epochs,
         convert_to_iter_based=True)
 ]
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=max_epochs, val_interval=2)
+train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=max_epochs, val_interval=4)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')

@@ -1,8 +1,9 @@
-# Short schedule for the scenes; norms, biases and bias tables are not decayed.
+# Short schedule for the scenes; norms, biases and bias tables of the backbone are not decayed.
 max_iters = 300
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05),
+    clip_grad=dict(max_norm=5.0),
     paramwise_cfg=dict(
         norm_decay_mult=0.0,
         bias_decay_mult=0.0,

@@ -9,30 +9,35 @@ default_scope = 'mmdet'
 visualizer = dict(type='DetLocalVisualizer', vis_backends=_base_.vis_backends, name='visualizer')
 # torchvision stands in for mmcv's compiled ops where they are absent
 custom_imports = dict(imports=['tlalign_mm.compat'], allow_failed_imports=False)
-roi_channels = 64
+roi_channels = 32
+strides = [4, 8, 16]  # of the three stages
 box_stds = ([0.1, 0.1, 0.2, 0.2], [0.05, 0.05, 0.1, 0.1], [0.033, 0.033, 0.067, 0.067])
 model = dict(
     backbone=dict(
         _delete_=True,
         type='tlalign_mm.SwinTransformer',
         embed_dim=32,
-        depths=(2, 2, 2, 2),
-        num_heads=(1, 2, 4, 8),
+        depths=(2, 2, 2),
+        num_heads=(2, 4, 8),
         window_size=4,
         patch_size=4,
-        drop_path_rate=0.1),
-    neck=dict(in_channels=[32, 64, 128, 256], out_channels=roi_channels),
+        drop_path_rate=0.05,
+        out_indices=(0, 1, 2),
+        init_cfg=dict(type='Xavier', layer='Linear')),
+    neck=dict(in_channels=[32, 64, 128], out_channels=roi_channels, num_outs=3),
     rpn_head=dict(
         in_channels=roi_channels,
         feat_channels=roi_channels,
-        anchor_generator=dict(scales=[4])),
+        anchor_generator=dict(scales=[4], strides=strides)),
     roi_head=dict(
-        bbox_roi_extractor=dict(out_channels=roi_channels),
+        # a digit of 28 to 56 pixels is pooled from the middle level
+        bbox_roi_extractor=dict(
+            out_channels=roi_channels, featmap_strides=strides, finest_scale=14),
         bbox_head=[
             dict(
                 type='Shared2FCBBoxHead',
                 in_channels=roi_channels,
-                fc_out_channels=256,
+                fc_out_channels=128,
                 roi_feat_size=7,
                 num_classes=10,
                 bbox_coder=dict(
@@ -42,13 +47,16 @@ model = dict(
                 loss_bbox=dict(type='SmoothL1Loss', beta=1.0, loss_weight=1.0))
             for stds in box_stds
         ],
-        mask_roi_extractor=dict(out_channels=roi_channels),
+        mask_roi_extractor=dict(
+            out_channels=roi_channels, featmap_strides=strides, finest_scale=14),
         mask_head=dict(
-            num_convs=2, in_channels=roi_channels, conv_out_channels=roi_channels,
+            num_convs=2,
+            in_channels=roi_channels,
+            conv_out_channels=roi_channels,
             num_classes=10)),
     train_cfg=dict(
-        rpn=dict(sampler=dict(num=128)),
-        rpn_proposal=dict(nms_pre=500, max_per_img=200),
+        rpn=dict(sampler=dict(num=64)),
+        rpn_proposal=dict(nms_pre=200, max_per_img=64),
         rcnn=[
             dict(
                 assigner=dict(
@@ -60,7 +68,7 @@ model = dict(
                     ignore_iof_thr=-1),
                 sampler=dict(
                     type='RandomSampler',
-                    num=64,
+                    num=32,
                     pos_fraction=0.25,
                     neg_pos_ub=-1,
                     add_gt_as_proposals=True),
@@ -68,4 +76,14 @@ model = dict(
                 pos_weight=-1,
                 debug=False) for threshold in (0.5, 0.6, 0.7)
         ]),
-    test_cfg=dict(rpn=dict(nms_pre=200, max_per_img=100)))
+    test_cfg=dict(rpn=dict(nms_pre=200, max_per_img=64), rcnn=dict(max_per_img=20)))
+train_dataloader = dict(batch_size=4)
+max_iters = 200
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=30),
+    dict(type='PolyLR', power=1.0, eta_min=0.0, by_epoch=False, begin=30, end=max_iters)
+]
+train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
+default_hooks = dict(checkpoint=dict(interval=60))  # a third of the run at most is lost
+# the heads start from nothing in either run
+optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'head': dict(lr_mult=3.0)}))
