@@ -123,7 +123,7 @@ def dense_sections(work_dir: Path, data: Path) -> list[Section]:
         Section(
             "Detection: Cascade Mask R-CNN",
             "Trained by mmdetection's own tools/train.py on the same scenes; boxes and masks with "
-            "a score of at least 0.3.",
+            "a score of at least 0.3. Both runs are short, so far from what the model can do.",
             plot_detections(annotations, data / "coco/val2017", detections, SHOWN_SCENES),
         ),
         Section("Detection: training", "", dense_curves(work_dir, "detection")),

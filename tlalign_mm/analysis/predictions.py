@@ -95,7 +95,7 @@ def _draw_instances(
     axis.imshow(painted)
 
 
-def _paint(picture: np.ndarray, mask: np.ndarray, color: Color, opacity: float = 0.65) -> None:
+def _paint(picture: np.ndarray, mask: np.ndarray, color: Color, opacity: float = 0.8) -> None:
     picture[mask] = (1 - opacity) * picture[mask] + opacity * np.array(color)
 
 
