@@ -4,7 +4,13 @@ import sys
 
 import pytest
 
-from tlalign_mm.engine.child_runs import ChildRun, prepare, read_progress, train_side_by_side
+from tlalign_mm.engine.child_runs import (
+    ChildRun,
+    _start,
+    prepare,
+    read_progress,
+    train_side_by_side,
+)
 from tlalign_mm.engine.launch import ToolError
 
 
@@ -51,6 +57,18 @@ def test_a_failing_run_ends_the_others_and_names_its_log(tmp_path) -> None:
     with pytest.raises(ToolError, match=r"fails ended with status 1: the disk is full \(log: "):
         train_side_by_side([fails, endless], 1, lambda shares: None)
     assert not fails.is_done and not endless.is_done
+
+
+def test_a_run_that_outlived_its_parent_is_not_started_twice(tmp_path) -> None:
+    run = child(tmp_path, "run", "import time; time.sleep(3600)")
+    prepare(run)
+    orphan = _start(run, 1)
+    try:
+        with pytest.raises(ToolError, match="Another process is still training in .*/run; wait"):
+            train_side_by_side([run], 1, lambda shares: None)
+    finally:
+        orphan.kill()
+        orphan.wait()
 
 
 def test_a_work_dir_of_other_settings_is_not_continued(tmp_path) -> None:

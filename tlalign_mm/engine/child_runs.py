@@ -1,5 +1,6 @@
 """Train in child processes, side by side, and see how far they are."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -101,8 +102,10 @@ def train_side_by_side(
         prepare(run)
     epochs = {r.title: Config.fromfile(r.config).train_cfg.get("max_epochs") for r in waiting}
     starts = {run.title: run.log.stat().st_size if run.log.is_file() else 0 for run in waiting}
-    children = {run.title: _start(run, threads) for run in waiting}
+    children: dict[str, subprocess.Popen] = {}
     try:
+        for run in waiting:
+            children[run.title] = _start(run, threads)
         while any(child.poll() is None for child in children.values()):
             report({r.title: _progress(r, starts[r.title], epochs[r.title]) for r in waiting})
             for run in waiting:
@@ -122,6 +125,13 @@ def train_side_by_side(
 def _start(run: ChildRun, threads: int) -> subprocess.Popen:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with run.log.open("ab") as log:
+        try:  # the child inherits the lock with its output, so it holds even if we are killed
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ToolError(
+                f"Another process is still training in {run.work_dir}; wait for it or stop it, "
+                "then run the same command again."
+            ) from None
         return subprocess.Popen(
             run.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
         )
