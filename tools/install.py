@@ -77,6 +77,17 @@ def is_current(venv: str, extras: str) -> bool:
         return False
 
 
+def made_with(venv: str) -> str:
+    """Return the Python version of the environment as it was written down when it was made.
+
+    It is printed because it may be another than the one that runs this script.
+    """
+    with open(os.path.join(venv, "pyvenv.cfg"), encoding="utf-8") as file:
+        entries = dict(line.split("=", 1) for line in file.read().splitlines() if "=" in line)
+    by_name = {name.strip(): value.strip() for name, value in entries.items()}
+    return by_name.get("version", "unknown")
+
+
 def write_stamp(venv: str, extras: str) -> None:
     """Write the stamp in one step, so that an interruption never leaves half of one."""
     path = os.path.join(venv, STAMP)
@@ -236,7 +247,7 @@ def verify(venv: str, extras: str) -> None:
 def install(venv: str, extras: str) -> None:
     """Bring the environment up to date, unless its stamp says that it is."""
     if is_current(venv, extras):
-        say(f"{venv} is up to date.")
+        say(f"{venv} is up to date (Python {made_with(venv)}).")
         return
     check_python()
     version = prepare(venv)

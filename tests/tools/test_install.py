@@ -77,7 +77,8 @@ def message(capsys):
 
 
 def test_syntax_is_that_of_old_pythons():
-    ast.parse(SCRIPT.read_text(encoding="utf-8"), feature_version=(3, 6))
+    tree = ast.parse(SCRIPT.read_text(encoding="utf-8"), feature_version=(3, 6))
+    assert any(isinstance(n, ast.FunctionDef) and n.name == "check_python" for n in tree.body)
 
 
 def test_fresh_install_then_nothing_to_do(install, processes, capsys):
@@ -88,7 +89,7 @@ def test_fresh_install_then_nothing_to_do(install, processes, capsys):
     processes.commands.clear()
     assert install.main([]) == 0
     assert not processes.commands
-    assert "up to date" in capsys.readouterr().out
+    assert "up to date (Python 3.11.1)" in capsys.readouterr().out
 
 
 def test_stamp_is_replaced_in_one_step(install, processes):
