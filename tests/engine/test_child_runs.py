@@ -90,3 +90,19 @@ def test_a_pointer_to_a_checkpoint_that_is_not_there_is_dropped(tmp_path) -> Non
     pointer.write_text(str(run.work_dir / "iter_2.pth"))
     prepare(run)
     assert pointer.exists()
+
+
+def test_a_run_killed_in_its_last_validation_goes_back_one_checkpoint(tmp_path) -> None:
+    run = child(tmp_path, "run", "pass")  # four iterations
+    run.work_dir.mkdir()
+    pointer = run.work_dir / "last_checkpoint"
+    for number in (2, 3, 4):
+        (run.work_dir / f"iter_{number}.pth").touch()
+    pointer.write_text(str(run.work_dir / "iter_4.pth"))
+    prepare(run)
+    assert pointer.read_text().endswith("iter_3.pth")
+    for number in (2, 3):
+        (run.work_dir / f"iter_{number}.pth").unlink()
+    pointer.write_text(str(run.work_dir / "iter_4.pth"))
+    prepare(run)
+    assert not pointer.exists(), "without an earlier checkpoint it starts anew"

@@ -53,7 +53,8 @@ def prepare(run: ChildRun) -> None:
         ToolError: If the work dir belongs to another command or another config.
     """
     run.work_dir.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(run.command[1:]) + Config.fromfile(run.config).pretty_text
+    cfg = Config.fromfile(run.config)
+    text = json.dumps(run.command[1:]) + cfg.pretty_text
     fingerprint = hashlib.sha256(text.encode()).hexdigest()
     stamp = run.work_dir / "run.sha256"
     if stamp.is_file() and stamp.read_text() != fingerprint:
@@ -62,9 +63,32 @@ def prepare(run: ChildRun) -> None:
             "run this again."
         )
     stamp.write_text(fingerprint)
-    last = run.work_dir / "last_checkpoint"  # written after its checkpoint; cut off by a bad moment
-    if last.is_file() and not Path(last.read_text()).is_file():
-        last.unlink()
+    _mend_pointer(run.work_dir, cfg.train_cfg.get("max_epochs") or cfg.train_cfg.max_iters)
+
+
+def _mend_pointer(work_dir: Path, length: int) -> None:
+    """Make ``last_checkpoint`` name a checkpoint from which the run comes to its end.
+
+    mmengine writes it after the checkpoint, so it may be cut off. And a run that was killed in its
+    last validation must not resume at its very end: it would stop there without validating.
+    """
+    pointer = work_dir / "last_checkpoint"
+    if not pointer.is_file():
+        return
+    last = Path(pointer.read_text())
+    if last.is_file() and _number(last) < length:
+        return
+    kind = last.stem.split("_")[0]  # iter or epoch
+    earlier = [p for p in work_dir.glob(f"{kind}_*.pth") if _number(p) < length]
+    if last.is_file() and earlier:
+        pointer.write_text(str(max(earlier, key=_number)))
+    else:
+        pointer.unlink()
+
+
+def _number(checkpoint: Path) -> int:
+    """Iteration or epoch in the name of a checkpoint, as in ``iter_200.pth``."""
+    return int(checkpoint.stem.rsplit("_", 1)[1])
 
 
 def read_progress(log: str, max_epochs: int | None) -> float:
