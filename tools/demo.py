@@ -47,6 +47,7 @@ EXPECTED_SECONDS = {  # on two CPU cores; only the time left depends on it
     "report": 15,
 }
 FREE_BYTES = 10**9
+MOST_THREADS = 8  # of a run; more do not help networks this small
 PACKAGES = (
     "tlalign-mm torch torchvision timm onedl-mmengine onedl-mmcv onedl-mmsegmentation "
     "onedl-mmdetection mmengine mmcv-lite mmcv mmsegmentation mmdet numpy scikit-learn"
@@ -95,12 +96,12 @@ class Progress:
             self.last_line = time.monotonic()
             print(line, flush=True)
 
-    def finish(self, step: str) -> float:
+    def finish(self, step: str, outcome: str = "done in") -> float:
         """End a step and return its seconds."""
         seconds = time.monotonic() - self.started
         self.spent[step] = seconds
         number = list(EXPECTED_SECONDS).index(step) + 1
-        line = f"[{number}/{len(EXPECTED_SECONDS)}] {step:<13}done in {seconds:.0f} s"
+        line = f"[{number}/{len(EXPECTED_SECONDS)}] {step:<13}{outcome} {seconds:.0f} s"
         print(f"\r{line:<96}" if sys.stdout.isatty() else line, flush=True)
         return seconds
 
@@ -180,18 +181,18 @@ def train_step(step: str, work_dir: Path, progress: Progress) -> float:
     before = float(spent.read_text()) if spent.is_file() else 0.0
     if all(run.is_done for run in runs):
         return before
-    threads = max(1, (os.cpu_count() or 1) // len(runs))
+    threads = max(1, min(MOST_THREADS, (os.cpu_count() or 1) // len(runs)))
+
+    def report(shares: dict[str, float]) -> None:
+        progress.update(step, {name.removeprefix(step + "_"): s for name, s in shares.items()})
+
     progress.start(step)
+    outcome = "stopped after"
     try:
-        train_side_by_side(
-            runs,
-            threads,
-            lambda shares: progress.update(
-                step, {name.removeprefix(step + "_"): share for name, share in shares.items()}
-            ),
-        )
+        train_side_by_side(runs, threads, report)
+        outcome = "done in"
     finally:
-        total = before + progress.finish(step)
+        total = before + progress.finish(step, outcome)
         spent.write_text(f"{total:.1f}")
     return total
 

@@ -111,3 +111,18 @@ def test_a_missing_library_is_named() -> None:
 def test_a_failing_tool_ends_the_demo(monkeypatch) -> None:
     with pytest.raises(ToolError, match="nowhere.py ended with status 2"):
         demo.call_tool("nowhere.py")
+
+
+def test_seconds_of_an_interrupted_step_are_added_up(calls, tmp_path, monkeypatch, capsys) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(demo, "train_side_by_side", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            demo.main()
+    assert re.search(r"pretrain +stopped after 0 s", capsys.readouterr().out)
+    (tmp_path / "pretrain.seconds").write_text("100.0")
+    demo.main()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["seconds"]["pretrain"] >= 100
