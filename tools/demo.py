@@ -74,7 +74,8 @@ SCORES = {
 class Progress:
     """One line that says where the demo is and how long it will still take."""
 
-    def __init__(self) -> None:
+    def __init__(self, finished: set[str]) -> None:
+        self.finished = finished  # steps that earlier calls did
         self.started = time.monotonic()
         self.spent: dict[str, float] = {}  # seconds of each step that this call took part in
         self.last_line = 0.0
@@ -111,7 +112,8 @@ class Progress:
         share = min(shares.values(), default=0.0)
         here = elapsed / share - elapsed if share > 0.1 else max(expected - elapsed, 0.0)
         later = list(EXPECTED_SECONDS)[list(EXPECTED_SECONDS).index(step) + 1 :]
-        return here + pace * sum(EXPECTED_SECONDS[name] for name in later)
+        waiting = [EXPECTED_SECONDS[name] for name in later if name not in self.finished]
+        return here + pace * sum(waiting)
 
     def _pace(self) -> float:
         """How much slower than expected the trained steps were, 1 before the first."""
@@ -174,9 +176,14 @@ def check_room(work_dir: Path) -> None:
             raise OSError(f"Less than 1 GB is free on the disk of {folder}; free some first.")
 
 
+def step_runs(step: str, work_dir: Path) -> list[ChildRun]:
+    """The training runs of a step, the baseline first."""
+    return [child_run(name, work_dir) for name in CONFIGS if name.startswith(step)]
+
+
 def train_step(step: str, work_dir: Path, progress: Progress) -> float:
     """Train the runs of a step side by side and return all seconds spent on it so far."""
-    runs = [child_run(name, work_dir) for name in CONFIGS if name.startswith(step)]
+    runs = step_runs(step, work_dir)
     spent = work_dir / f"{step}.seconds"
     before = float(spent.read_text()) if spent.is_file() else 0.0
     if all(run.is_done for run in runs):
@@ -251,7 +258,8 @@ def main() -> None:
     work_dir = parser.parse_args().work_dir
     os.chdir(ROOT)  # the configs' paths are seen from there
     check_room(work_dir)
-    progress, seconds = Progress(), {}
+    finished = {step for step in SCORES if all(run.is_done for run in step_runs(step, work_dir))}
+    progress, seconds = Progress(finished), {}
     progress.start("data")
     call_tool("tools/prepare_digits.py", "--out", str(DATA))
     seconds["data"] = progress.finish("data")

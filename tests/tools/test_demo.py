@@ -82,7 +82,9 @@ def test_a_second_call_trains_and_draws_nothing(calls, tmp_path, capsys) -> None
     del calls[:]
     demo.main()
     assert calls == ["tools/prepare_digits.py"], "only the data is looked at"
-    assert "top1 %" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "top1 %" in printed
+    assert printed.split("about ")[-1].startswith("0 min left"), "finished steps are not counted"
 
 
 def test_a_run_that_was_deleted_is_trained_again_and_the_report_renewed(calls, tmp_path) -> None:
