@@ -112,5 +112,5 @@ def _columns(num_rows: int, titles: list[str]) -> tuple[Figure, np.ndarray]:
 
 def _legend(figure: Figure, classes: list[str], colors: list[Color]) -> None:
     patches = [Patch(color=color, label=name) for name, color in zip(classes, colors, strict=True)]
-    figure.legend(handles=patches, loc="lower center", ncols=min(10, len(classes)), fontsize=9)
-    figure.tight_layout(rect=(0, 0.6 / figure.get_figheight(), 1, 1))
+    figure.legend(handles=patches, loc="lower center", ncols=5, fontsize=9)
+    figure.tight_layout(rect=(0, 0.7 / figure.get_figheight(), 1, 1))
