@@ -31,6 +31,23 @@ def test_a_missing_folder_is_named(tmp_path) -> None:
         ImageFolder(str(tmp_path / "nowhere"), "train", {"input_size": 16})
 
 
+def test_a_folder_without_images_is_named(tmp_path) -> None:
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="train holds no image; it needs a folder a class"):
+        ImageFolder(str(tmp_path), "train", {"input_size": 16})
+
+
+def test_numbered_classes_are_in_the_order_of_their_labels(image_folder) -> None:
+    for old, new in (("class_0", "10"), ("class_1", "2"), ("class_2", "1")):
+        (image_folder / "val" / old).rename(image_folder / "val" / new)
+    data = ImageFolder(str(image_folder), "val", {"input_size": 16, "crop_pct": 1.0})
+    assert data.classes == ["1", "2", "10"]
+    colors = {"10": 0, "2": 1, "1": 2}  # of the renamed folders
+    for i in range(12):
+        brightest = data[i]["inputs"].float().mean(dim=(1, 2)).argmax().item()
+        assert colors[data.classes[data[i]["labels"]]] == brightest
+
+
 def test_normalisation_is_that_of_imagenet() -> None:
     out = MixDataPreprocessor()(batch(), training=True)
     mean = torch.tensor([123.675, 116.28, 103.53]).view(3, 1, 1)

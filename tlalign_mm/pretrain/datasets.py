@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from timm.data import ImageDataset, create_transform
+from timm.data.readers import create_reader
 from torch.utils.data import Dataset
 
 from tlalign_mm.registry import DATASETS
@@ -29,10 +30,16 @@ class ImageFolder(Dataset):
             raise FileNotFoundError(
                 f"Data folder {folder} does not exist; prepare the data or correct data_root."
             )
+        try:
+            reader = create_reader("folder", root=str(folder))
+        except RuntimeError as error:  # timm found no image
+            raise FileNotFoundError(
+                f"Data folder {folder} holds no image; it needs a folder a class with images in it."
+            ) from error
         self.images = ImageDataset(
-            str(folder), reader="folder", transform=create_transform(**transform, normalize=False)
+            str(folder), reader=reader, transform=create_transform(**transform, normalize=False)
         )
-        self.classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        self.classes = list(reader.class_to_idx)  # in timm's order: 2 comes before 10
 
     def __len__(self) -> int:
         return len(self.images)
