@@ -60,7 +60,8 @@ def method_sections(work_dir: Path) -> list[Section]:
             "a label and moves it with the same attention; the maps show the partner's share of "
             "each token: blue is all own image, red is all partner. The mean of the last map is "
             "the label that the network trains with (λ aligned).\n"
-            "Shown are the five validation images where the two differ most.",
+            "Shown are the five validation images where the two differ most, of those that keep "
+            "between 15 % and 85 % of their area.",
             plot_label_maps(batch, rows, mean, std),
         ),
         Section(

@@ -52,7 +52,8 @@ class Backbone(BaseModule):
     def init_weights(self) -> None:
         """Load ``init_cfg=dict(type='Pretrained', checkpoint=…)`` and log the report.
 
-        Tensors are initialised by the constructor, so without a checkpoint nothing happens here.
+        The constructor has initialised all tensors; an ``init_cfg`` of another type is mmengine's
+        and replaces those that it names.
         """
         cfg = dict(self.init_cfg or {})
         if cfg.pop("type", None) != "Pretrained":

@@ -85,7 +85,7 @@ class SwinTransformer(Backbone):
             all); ``()`` for pretraining, which has the one final norm instead.
         frozen_stages: -1 for none, 0 for the patch embedding, i for the first i stages as well.
         with_cp: Recompute blocks in the backward pass to save memory.
-        init_cfg: ``dict(type='Pretrained', checkpoint=…)`` or None.
+        init_cfg: ``dict(type='Pretrained', checkpoint=…)``, an initialisation of mmengine's, or None.
 
     Raises:
         ValueError: If ``arch`` is unknown, a field is missing or fields do not fit each other.
@@ -196,8 +196,9 @@ class SwinTransformer(Backbone):
 
     def stage_modules(self) -> list[list[nn.Module]]:
         """The patch embedding, then each stage with its output norm."""
-        norms = [[getattr(self, f"norm{i}")] if i in self.out_indices else [] for i in range(9)]
-        stages = [[stage, *norms[i]] for i, stage in enumerate(self.layers)]
+        stages = [[stage] for stage in self.layers]
+        for i in self.out_indices:
+            stages[i].append(getattr(self, f"norm{i}"))
         return [[self.patch_embed], *stages]
 
     def get_layer_depth(self, name: str, prefix: str = "") -> tuple[int, int]:
