@@ -85,7 +85,7 @@ class SwinTransformer(Backbone):
             all); ``()`` for pretraining, which has the one final norm instead.
         frozen_stages: -1 for none, 0 for the patch embedding, i for the first i stages as well.
         with_cp: Recompute blocks in the backward pass to save memory.
-        init_cfg: ``dict(type='Pretrained', checkpoint=…)``, an initialisation of mmengine's, or None.
+        init_cfg: ``dict(type='Pretrained', checkpoint=…)``, another one of mmengine's, or None.
 
     Raises:
         ValueError: If ``arch`` is unknown, a field is missing or fields do not fit each other.
