@@ -8,13 +8,13 @@ by name, classifier aside.
 from typing import Any
 
 import torch
-import torch.utils.checkpoint as gradient_checkpoint
-from timm.layers import PatchEmbed, trunc_normal_
+from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
-from tlalign_mm.backbones.base import Backbone, Pooled
+from tlalign_mm.backbones.base import Backbone, Pooled, init_linear, to_nchw
+from tlalign_mm.backbones.fields import check_heads, check_stages, resolve
 from tlalign_mm.labels import stream
-from tlalign_mm.layers import PatchMerging, SwinBlock
+from tlalign_mm.layers import SwinStage
 from tlalign_mm.registry import MODELS
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -23,46 +23,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "swin-base": {"embed_dim": 128, "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32)},
     "swin-large": {"embed_dim": 192, "depths": (2, 2, 18, 2), "num_heads": (6, 12, 24, 48)},
 }
-
-
-class SwinStage(nn.Module):
-    """Patch merging (but for the first stage), then blocks of alternating shift."""
-
-    def __init__(
-        self,
-        dim: int,
-        merge: bool,
-        num_heads: int,
-        window_size: int,
-        mlp_ratio: float,
-        drop_path: list[float],
-        always_shift: bool,
-        with_cp: bool,
-    ) -> None:
-        super().__init__()
-        self.with_cp = with_cp
-        self.downsample = PatchMerging(dim // 2) if merge else None
-        self.blocks = nn.ModuleList(
-            SwinBlock(
-                dim, num_heads, window_size, window_size // 2 * (i % 2), mlp_ratio, p, always_shift
-            )
-            for i, p in enumerate(drop_path)
-        )
-
-    def forward(
-        self, x: Tensor, token_labels: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Map (B, H, W, C) features and (B, H, W, K) labels through the stage."""
-        if self.downsample is not None:
-            x, token_labels = self.downsample(x, token_labels)
-        for block in self.blocks:
-            if self.with_cp and self.training:
-                x, token_labels = gradient_checkpoint.checkpoint(
-                    block, x, token_labels, use_reentrant=False
-                )
-            else:
-                x, token_labels = block(x, token_labels)
-        return x, token_labels
 
 
 @MODELS.register_module()
@@ -118,18 +78,31 @@ class SwinTransformer(Backbone):
         with_cp: bool = False,
         init_cfg: dict | None = None,
     ) -> None:
-        sizes = _resolve(arch, embed_dim=embed_dim, depths=depths, num_heads=num_heads)
-        embed_dim, depths, num_heads = sizes["embed_dim"], sizes["depths"], sizes["num_heads"]
-        architecture = {**sizes, "window_size": window_size, "patch_size": patch_size}
-        architecture["mlp_ratio"] = mlp_ratio
-        super().__init__(architecture, frozen_stages, init_cfg)
+        sizes = resolve(
+            type(self).__name__,
+            ARCHITECTURES,
+            arch,
+            embed_dim=embed_dim,
+            depths=depths,
+            num_heads=num_heads,
+        )
+        depths, num_heads = sizes["depths"], sizes["num_heads"]
+        check_stages(depths=depths, num_heads=num_heads)
+        dims = [sizes["embed_dim"] * 2**i for i in range(len(depths))]
+        check_heads(dims, num_heads)
+        architecture = {
+            **sizes,
+            "window_size": window_size,
+            "patch_size": patch_size,
+            "mlp_ratio": mlp_ratio,
+        }
+        stride = patch_size * 2 ** (len(depths) - 1)
         out_indices = tuple(range(len(depths)) if out_indices is None else out_indices)
-        _check(embed_dim, depths, num_heads, out_indices)
-        self.patch_size = patch_size
-        self.out_indices = out_indices
-        self.num_features = [embed_dim * 2**i for i in range(len(depths))]
+        super().__init__(
+            architecture, dims, patch_size, stride, out_indices, frozen_stages, with_cp, init_cfg
+        )
         self.patch_embed = PatchEmbed(
-            None, patch_size, 3, embed_dim, nn.LayerNorm, output_fmt="NHWC", dynamic_img_pad=True
+            None, patch_size, 3, dims[0], nn.LayerNorm, output_fmt="NHWC", dynamic_img_pad=True
         )
         rates = torch.linspace(0, drop_path_rate, sum(depths)).split(depths)
         self.layers = nn.ModuleList(
@@ -143,54 +116,29 @@ class SwinTransformer(Backbone):
                 always_shift,
                 with_cp,
             )
-            for i, dim in enumerate(self.num_features)
+            for i, dim in enumerate(dims)
         )
         for i in self.out_indices:
-            self.add_module(f"norm{i}", nn.LayerNorm(self.num_features[i]))
+            self.add_module(f"norm{i}", nn.LayerNorm(dims[i]))
         if not self.out_indices:
-            self.norm = nn.LayerNorm(self.num_features[-1])
-        self.apply(_init_linear)
+            self.norm = nn.LayerNorm(dims[-1])
+        self.apply(init_linear)
         self.freeze()
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Compute the maps of dense tasks.
-
-        Args:
-            images: (B, 3, H, W), any size from one patch up.
-
-        Returns:
-            Contiguous (B, C, H', W') maps at ``out_indices``, at strides 4, 8, 16, 32 for
-            patches of 4.
-        """
-        x, maps = self.patch_embed(images), []
-        for i, stage in enumerate(self.layers):
-            x, _ = stage(x)
-            if i in self.out_indices:
-                normed = getattr(self, f"norm{i}")(x)
-                maps.append(normed.permute(0, 3, 1, 2).contiguous())  # (B, C, H', W')
-        return tuple(maps)
-
-    def forward_features(self, images: Tensor, token_labels: Tensor | None = None) -> Pooled:
-        """Pool the image for classification, and its labels by the same path.
-
-        Args:
-            images: (B, 3, H, W)
-            token_labels: (B, N, K) on the patch grid, row-major, or None.
-
-        Raises:
-            ValueError: If the labels do not fit the patch grid, or the model was built for dense
-                tasks (``out_indices`` not empty).
-        """
-        if self.out_indices:
-            raise ValueError(
-                "SwinTransformer pools only when built with out_indices=(); it has "
-                f"out_indices={self.out_indices}."
-            )
-        x = self.patch_embed(images)  # (B, H, W, C)
-        if token_labels is not None:
-            token_labels = _to_map(token_labels, (x.shape[1], x.shape[2]))
-        for stage in self.layers:
+    def _run(
+        self, images: Tensor, token_labels: Tensor | None = None, class_attention: bool = False
+    ) -> tuple[list[Tensor], Pooled | None]:
+        x, maps = self.patch_embed(images), []  # (B, H, W, C)
+        for i, stage in enumerate(self.layers[: self.num_reached]):
             x, token_labels = stage(x, token_labels)
+            if i in self.out_indices:
+                maps.append(to_nchw(getattr(self, f"norm{i}")(x)))
+        if self.out_indices:
+            return maps, None
+        return maps, self._pool(x, token_labels, class_attention)
+
+    def _pool(self, x: Tensor, token_labels: Tensor | None, class_attention: bool) -> Pooled:
+        """The mean over all tokens, for features and labels alike."""
         features = self.norm(x).mean(dim=(1, 2))
         return Pooled(features, None if token_labels is None else stream.pool(token_labels))
 
@@ -201,68 +149,13 @@ class SwinTransformer(Backbone):
             stages[i].append(getattr(self, f"norm{i}"))
         return [[self.patch_embed], *stages]
 
-    def get_layer_depth(self, name: str, prefix: str = "") -> tuple[int, int]:
-        """Place of a parameter for layer-wise learning-rate decay.
+    def _num_blocks(self) -> int:
+        return sum(self.architecture["depths"])
 
-        Args:
-            name: Name of the parameter.
-            prefix: What stands before the backbone's own names (``backbone.``).
-
-        Returns:
-            Its depth and the number of depths: 0 the patch embedding, then a depth a block (patch
-            merging goes with the block before it), last whatever follows, outside too.
-        """
-        depths = self.architecture["depths"]
-        last = sum(depths) + 1
-        parts = name.removeprefix(prefix).split(".")
-        if not name.startswith(prefix) or parts[0] not in ("patch_embed", "layers"):
-            return last, last + 1
+    def _depth_of(self, parts: list[str]) -> int | None:
         if parts[0] == "patch_embed":
-            return 0, last + 1
-        before = sum(depths[: int(parts[1])])
-        return before + (int(parts[3]) + 1 if parts[2] == "blocks" else 0), last + 1
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that are not decayed: bias tables, biases and norms."""
-        return {name for name, p in self.named_parameters() if p.ndim == 1 or "bias_table" in name}
-
-
-def _resolve(arch: str | None, **fields: Any) -> dict[str, Any]:
-    """Sizes of ``arch`` with the given fields on top."""
-    if arch is not None and arch not in ARCHITECTURES:
-        raise ValueError(f"arch={arch!r} is unknown; choose one of {', '.join(ARCHITECTURES)}.")
-    given = {key: value for key, value in fields.items() if value is not None}
-    sizes = {**ARCHITECTURES.get(arch, {}), **given}
-    absent = [key for key in fields if key not in sizes]
-    if absent:
-        raise ValueError(f"SwinTransformer needs arch=… or the fields {', '.join(absent)}.")
-    return {key: list(v) if isinstance(v, list | tuple) else v for key, v in sizes.items()}
-
-
-def _check(
-    embed_dim: int, depths: list[int], num_heads: list[int], out_indices: tuple[int, ...]
-) -> None:
-    if len(depths) != len(num_heads):
-        raise ValueError(f"depths={depths} and num_heads={num_heads} must have one entry a stage.")
-    for i, heads in enumerate(num_heads):
-        if embed_dim * 2**i % heads:
-            raise ValueError(f"num_heads[{i}]={heads} must divide {embed_dim * 2**i} channels.")
-    outside = [i for i in out_indices if i not in range(len(depths))]
-    if outside:
-        raise ValueError(f"out_indices={out_indices} must lie in 0 … {len(depths) - 1}.")
-
-
-def _to_map(token_labels: Tensor, size: tuple[int, int]) -> Tensor:
-    if token_labels.shape[1] != size[0] * size[1]:
-        raise ValueError(
-            f"token_labels hold {token_labels.shape[1]} tokens, but the image has {size[0]}x"
-            f"{size[1]} patches; make them with the backbone's patch_size."
-        )
-    return token_labels.unflatten(1, size)  # (B, H, W, K)
-
-
-def _init_linear(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            torch.nn.init.zeros_(module.bias)
+            return 0
+        if parts[0] != "layers":
+            return None
+        before = sum(self.architecture["depths"][: int(parts[1])])
+        return before + (int(parts[3]) + 1 if parts[2] == "blocks" else 0)

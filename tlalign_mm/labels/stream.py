@@ -4,10 +4,11 @@ TL-Align: Token-Label Alignment for Vision Transformers (ICCV 2023,
 https://arxiv.org/abs/2210.06455), sections 3.2 and 3.3. Attention itself moves labels inside
 ``tlalign_mm.layers.attention.attend``, with the very probabilities that the features use.
 
+Means where maps shrink are in ``reduction``, weights that are no probabilities in ``contribution``.
 Layouts: token lists are (B, N, K), token maps (B, H, W, K). Rows sum to 1.
 """
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 
@@ -25,18 +26,28 @@ def normalize(token_labels: Tensor) -> Tensor:
     return token_labels / total.where(total > 0, 1.0)
 
 
-def merge_2x2(token_labels: Tensor) -> Tensor:
-    """Labels after Swin's patch merging: the mean of the 2x2 tokens that exist.
+def join(token_labels: Tensor, num_tokens: int = 1) -> Tensor:
+    """Labels after class and distillation tokens joined: they start as the mean of the others.
 
     Args:
-        token_labels: (B, H, W, K), odd sides allowed.
+        token_labels: (B, N, K)
+        num_tokens: Tokens L that joined in front.
 
     Returns:
-        (B, ceil(H / 2), ceil(W / 2), K)
+        (B, L + N, K)
     """
-    channels_first = token_labels.permute(0, 3, 1, 2)  # (B, K, H, W)
-    merged = F.avg_pool2d(channels_first, 2, ceil_mode=True, count_include_pad=False)
-    return merged.permute(0, 2, 3, 1)
+    mean = token_labels.mean(dim=1, keepdim=True).expand(-1, num_tokens, -1)
+    return torch.cat([mean, token_labels], dim=1)
+
+
+def class_row(moved: Tensor, token_labels: Tensor) -> Tensor:
+    """Labels after class attention and its residual: only the class token's row moves.
+
+    Args:
+        moved: (B, 1, K) what the class token's attention gathered.
+        token_labels: (B, 1 + N, K)
+    """
+    return torch.cat([residual(moved, token_labels[:, :1]), token_labels[:, 1:]], dim=1)
 
 
 def pool(token_labels: Tensor) -> Tensor:

@@ -7,6 +7,10 @@ expanding them to classes once equals carrying class-sized labels through the wh
 import torch
 from torch import Tensor
 
+from tlalign_mm.labels.mixing import MixParams, token_labels
+
+TOKEN_MASKS = ("nearest", "coverage")
+
 
 def smoothed_one_hot(labels: Tensor, num_classes: int, smoothing: float = 0.0) -> Tensor:
     """Spread ``smoothing`` evenly over all classes.
@@ -22,6 +26,51 @@ def smoothed_one_hot(labels: Tensor, num_classes: int, smoothing: float = 0.0) -
     off = smoothing / num_classes
     target = torch.full((len(labels), num_classes), off, device=labels.device)
     return target.scatter_(1, labels[:, None], 1 - smoothing + off)
+
+
+def transmix_labels(
+    class_attention: Tensor,
+    params: MixParams,
+    stride: int,
+    ratio: float = 0.5,
+    token_mask: str = "nearest",
+) -> Tensor:
+    """Weigh the label by where the class token looks.
+
+    TransMix (CVPR 2022, https://arxiv.org/abs/2111.09833), section 3.2 and 4.1: the share is the
+    mean of the area share and the share of class attention on tokens of the own image. The
+    published ratio is one half.
+
+    Args:
+        class_attention: (B, H', W') non-negative attention of the class token to the last map.
+        params: How the images were mixed.
+        stride: Pixels between the tokens of that map.
+        ratio: Weight of the attention; 0 gives the area label.
+        token_mask: ``nearest``: a token belongs to the image of its first pixel (published);
+            ``coverage``: to both, by the exact area of each.
+
+    Returns:
+        (B, 2) float32, rows sum to 1; the area label where attention sums to (almost) 0.
+
+    Raises:
+        ValueError: If ``ratio`` or ``token_mask`` is not one of those.
+    """
+    if not 0 <= ratio <= 1 or token_mask not in TOKEN_MASKS:
+        raise ValueError(
+            f"TransMix needs 0 <= ratio <= 1 and token_mask of {' or '.join(TOKEN_MASKS)}, but got "
+            f"ratio={ratio}, token_mask={token_mask!r}."
+        )
+    attention = class_attention.detach().float().flatten(1)  # (B, N)
+    if token_mask == "nearest":
+        partner = params.mask[:, 0, ::stride, ::stride].flatten(1)  # (B, N)
+    else:
+        partner = token_labels(params, stride)[..., 1]
+    total = attention.sum(dim=1)
+    seen = total > 1e-6
+    lam_area = params.lam
+    lam_attention = 1 - (attention * partner).sum(dim=1) / total.where(seen, 1.0)
+    lam = (1 - ratio) * lam_area + ratio * lam_attention.where(seen, lam_area)
+    return torch.stack([lam, 1 - lam], dim=-1)
 
 
 def class_targets(mix_labels: Tensor, targets: Tensor, partner: Tensor) -> Tensor:

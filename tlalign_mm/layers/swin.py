@@ -10,12 +10,13 @@ an image, N tokens of a window.
 from typing import Any
 
 import torch
-from timm.layers import DropPath, Mlp, resize_rel_pos_bias_table_simple, trunc_normal_
+from timm.layers import Mlp, resize_rel_pos_bias_table_simple, trunc_normal_
 from torch import Tensor, nn
 
-from tlalign_mm.labels import stream
+from tlalign_mm.labels import merge_2x2, stream
 from tlalign_mm.labels.windows import WindowGrid, partition, plan_windows, reverse, shift_mask
 from tlalign_mm.layers.attention import attend
+from tlalign_mm.layers.block import Block, run_block
 
 
 class WindowAttention(nn.Module):
@@ -25,11 +26,20 @@ class WindowAttention(nn.Module):
     one) uses the part of the table that its offsets reach, so one checkpoint serves every size.
     """
 
-    def __init__(self, dim: int, num_heads: int, window_size: int, qkv_bias: bool = True) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        window_size: int,
+        shift_size: int = 0,
+        always_shift: bool = False,
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.window_size = window_size
-        self.qkv = nn.Linear(dim, dim * 3, bias=qkv_bias)
+        self.shift_size = shift_size
+        self.always_shift = always_shift
+        self.qkv = nn.Linear(dim, dim * 3)
         self.proj = nn.Linear(dim, dim)
         self.relative_position_bias_table = nn.Parameter(
             torch.empty((2 * window_size - 1) ** 2, num_heads)
@@ -40,9 +50,23 @@ class WindowAttention(nn.Module):
         self._register_load_state_dict_pre_hook(self._resize_bias_table)
 
     def forward(
+        self, x: Tensor, token_labels: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend within each window: (B, H, W, C) and (B, H, W, K) to the same shapes."""
+        size = (x.shape[1], x.shape[2])
+        grid = plan_windows(size, self.window_size, self.shift_size, self.always_shift)
+        if token_labels is None:
+            out, _ = self.attend_windows(partition(x, grid), grid)
+            return reverse(out, grid), None
+        out, labels = self.attend_windows(partition(x, grid), grid, partition(token_labels, grid))
+        if grid.is_padded:
+            labels = stream.normalize(labels)  # padding was attended to, but has no label
+        return reverse(out, grid), reverse(labels, grid)
+
+    def attend_windows(
         self, windows: Tensor, grid: WindowGrid, token_labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend within each window.
+        """Attend within windows that are cut already.
 
         Args:
             windows: (B * n, N, C)
@@ -97,55 +121,6 @@ def relative_position_index(window_size: int) -> Tensor:
     return rows * (2 * window_size - 1) + columns
 
 
-class SwinBlock(nn.Module):
-    """Window attention and MLP, each with a residual; labels move through the attention only."""
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        window_size: int,
-        shift_size: int,
-        mlp_ratio: float = 4.0,
-        drop_path: float = 0.0,
-        always_shift: bool = False,
-    ) -> None:
-        super().__init__()
-        self.window_size = window_size
-        self.shift_size = shift_size
-        self.always_shift = always_shift
-        self.norm1 = nn.LayerNorm(dim)
-        self.attn = WindowAttention(dim, num_heads, window_size)
-        self.drop_path1 = DropPath(drop_path)
-        self.norm2 = nn.LayerNorm(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio))
-        self.drop_path2 = DropPath(drop_path)
-
-    def forward(
-        self, x: Tensor, token_labels: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Map (B, H, W, C) features and (B, H, W, K) labels to the same shapes."""
-        moved, moved_labels = self._window_attention(self.norm1(x), token_labels)
-        x = x + self.drop_path1(moved)
-        if token_labels is not None:
-            token_labels = stream.residual(moved_labels, token_labels)
-        x = x + self.drop_path2(self.mlp(self.norm2(x)))
-        return x, token_labels
-
-    def _window_attention(
-        self, x: Tensor, token_labels: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        size = (x.shape[1], x.shape[2])
-        grid = plan_windows(size, self.window_size, self.shift_size, self.always_shift)
-        labels = None if token_labels is None else partition(token_labels, grid)
-        out, labels = self.attn(partition(x, grid), grid, labels)
-        if labels is None:
-            return reverse(out, grid), None
-        if grid.is_padded:
-            labels = stream.normalize(labels)  # padding was attended to, but has no label
-        return reverse(out, grid), reverse(labels, grid)
-
-
 class PatchMerging(nn.Module):
     """Halve the map: the four tokens of each 2x2 cell become one of twice the channels."""
 
@@ -162,4 +137,43 @@ class PatchMerging(nn.Module):
         x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # (B, H/2, 2, W/2, 2, C)
         # neighbours in the order (0, 0), (1, 0), (0, 1), (1, 1) of the published weights
         x = self.reduction(self.norm(x.permute(0, 1, 3, 4, 2, 5).flatten(3)))
-        return x, None if token_labels is None else stream.merge_2x2(token_labels)
+        return x, None if token_labels is None else merge_2x2(token_labels)
+
+
+class SwinStage(nn.Module):
+    """Patch merging (but for the first stage), then blocks of alternating shift."""
+
+    def __init__(
+        self,
+        dim: int,
+        merge: bool,
+        num_heads: int,
+        window_size: int,
+        mlp_ratio: float,
+        drop_path: list[float],
+        always_shift: bool,
+        with_cp: bool,
+    ) -> None:
+        super().__init__()
+        self.with_cp = with_cp
+        self.downsample = PatchMerging(dim // 2) if merge else None
+        shifts = [window_size // 2 * (i % 2) for i in range(len(drop_path))]
+        self.blocks = nn.ModuleList(
+            Block(
+                dim,
+                WindowAttention(dim, num_heads, window_size, shift, always_shift),
+                Mlp(dim, int(dim * mlp_ratio)),
+                rate,
+            )
+            for shift, rate in zip(shifts, drop_path, strict=True)
+        )
+
+    def forward(
+        self, x: Tensor, token_labels: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Map (B, H, W, C) features and (B, H, W, K) labels through the stage."""
+        if self.downsample is not None:
+            x, token_labels = self.downsample(x, token_labels)
+        for block in self.blocks:
+            x, token_labels = run_block(block, x, token_labels, self.with_cp)
+        return x, token_labels

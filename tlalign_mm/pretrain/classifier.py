@@ -80,7 +80,7 @@ class ImageClassifier(BaseModel):
             return {"loss": F.cross_entropy(logits.float(), targets)}
         aligned = self.target == "tl_align"
         token = token_labels(mix, self.backbone.patch_size) if aligned else None
-        features, mix_labels = self.backbone.forward_features(inputs, token)
+        features, mix_labels, *_ = self.backbone.forward_features(inputs, token)
         area = area_labels(mix)
         mix_labels = mix_labels if aligned else area
         targets = class_targets(mix_labels, targets, mix.partner)
