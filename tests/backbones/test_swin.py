@@ -100,7 +100,9 @@ def test_padding_shares_attention_but_carries_no_label() -> None:
     grid = plan_windows((5, 6), 4, 0)
     assert grid.is_padded
     eye = torch.eye(16).expand(grid.num_windows, 16, 16)
-    _, attention = block.attn.attend_windows(partition(block.norm1(x), grid), grid, eye)  # (n, N, N)
+    _, attention = block.attn.attend_windows(
+        partition(block.norm1(x), grid), grid, eye
+    )  # (n, N, N)
     weights = attention * partition(torch.ones(1, 5, 6, 1), grid).mT  # real keys only
     weights = weights / weights.sum(-1, keepdim=True)
     expected = residual(reverse(weights @ partition(labels, grid), grid), labels)
