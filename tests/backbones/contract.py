@@ -1,9 +1,13 @@
 """What every backbone promises; a test class of an architecture inherits these and says how to
 build it small."""
 
+import socket
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tlalign_mm.backbones import Backbone
 from tlalign_mm.checkpoints import Checkpoint, write
@@ -16,7 +20,12 @@ def mixed_labels(backbone: Backbone, batch: int, size: tuple[int, int]) -> Tenso
 
 
 class BackboneContract:
-    """Subclasses set the fields and ``build``."""
+    """Subclasses set the fields and ``build``; sides below are in pixels for patches of 4.
+
+    Attributes:
+        strides: Pixels between the tokens of each map that ``build()`` returns.
+        channels: Channels of each of these maps.
+    """
 
     strides: tuple[int, ...]
     channels: tuple[int, ...]
@@ -50,7 +59,9 @@ class BackboneContract:
 
     def test_equal_labels_stay_equal_even_with_padding(self) -> None:
         backbone = self.build_for_pretraining()
-        labels = torch.tensor([0.3, 0.7]).expand(2, -(-33 // 4) * -(-50 // 4), 2)
+        labels = torch.tensor([0.3, 0.7]).expand(
+            2, -(-33 // backbone.patch_size) * -(-50 // backbone.patch_size), 2
+        )
         pooled = backbone.forward_features(torch.randn(2, 3, 33, 50), labels)
         torch.testing.assert_close(pooled.token_labels, labels[:, 0])
 
@@ -131,6 +142,75 @@ class BackboneContract:
         assert len(shared) > 0.8 * len(loaded)
         assert all(torch.equal(tensors[name], loaded[name]) for name in shared)
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_features_under_autocast_stay_close(self, dtype: torch.dtype) -> None:
+        backbone = self.build_for_pretraining().eval()
+        images, labels = torch.randn(2, 3, 32, 32), mixed_labels(backbone, 2, (32, 32))
+        exact = backbone.forward_features(images, labels)
+        with torch.autocast("cpu", dtype):
+            rounded = backbone.forward_features(images, labels)
+        assert rounded.features.isfinite().all()
+        torch.testing.assert_close(
+            rounded.features.float(), exact.features, atol=0.1 * exact.features.std().item(), rtol=0
+        )
+        torch.testing.assert_close(rounded.token_labels, exact.token_labels, atol=1e-2, rtol=0)
+
+    def test_class_attention_is_a_positive_map_without_gradient(self) -> None:
+        backbone = self.build_for_pretraining().eval()
+        images = torch.randn(2, 3, 33, 50)
+        if not backbone.has_class_token:
+            with pytest.raises(ValueError, match="class_attention=True needs a class token"):
+                backbone.forward_features(images, class_attention=True)
+            return
+        with torch.autocast("cpu", torch.bfloat16):
+            attention = backbone.forward_features(images, class_attention=True).class_attention
+        grid = tuple(-(-side // backbone.stride) for side in (33, 50))
+        assert attention.shape == (2, *grid)
+        assert attention.dtype == torch.float32 and not attention.requires_grad
+        assert attention.min() >= 0
+        assert (attention.sum((1, 2)) < 1).all(), "the class token's own share is left out"
+
+    def test_blocks_compile_without_graph_breaks(self) -> None:
+        torch._dynamo.reset()
+        backbone = self.build_for_pretraining().eval()
+        images, labels = torch.randn(2, 3, 32, 32), mixed_labels(backbone, 2, (32, 32))
+        expected = backbone.forward_features(images, labels)
+        compiled = torch.compile(backbone._run, backend="aot_eager", fullgraph=True)
+        label_map = labels.unflatten(1, (32 // backbone.patch_size,) * 2)
+        _, pooled = compiled(images, label_map)
+        torch.testing.assert_close(pooled.features, expected.features)
+        torch.testing.assert_close(pooled.token_labels, expected.token_labels)
+
+    def test_trains_under_data_parallel_without_unused_parameters(self, tmp_path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+        try:
+            model = DistributedDataParallel(self.build(out_indices=(0,), with_cp=True))
+            for _ in range(2):  # the second step waits for gradients that the first one missed
+                sum(x.sum() for x in model(torch.randn(2, 3, 32, 32))).backward()
+        finally:
+            dist.destroy_process_group()
+
+    def test_bad_rows_of_labels_are_refused(self) -> None:
+        backbone = self.build_for_pretraining()
+        images, labels = torch.randn(1, 3, 32, 32), mixed_labels(backbone, 1, (32, 32))
+        for value in (float("nan"), 0.7, -0.5):
+            wrong = labels.clone()
+            wrong[0, 1, 0], wrong[0, 1, 1] = value, 0.5
+            with pytest.raises(ValueError, match=r"token_labels\[0, 1\] sums to"):
+                backbone.forward_features(images, wrong)
+
+    def test_images_smaller_than_a_patch_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="images are 3x8 pixels, smaller than a patch"):
+            self.build()(torch.randn(1, 3, 3, 8))
+
+    def test_indices_out_of_range_are_refused(self) -> None:
+        stages = len(self.build().num_features)
+        with pytest.raises(ValueError, match=f"must lie in 0 … {stages - 1}"):
+            self.build(out_indices=(0, stages))
+
     def test_labels_of_the_wrong_length_are_refused(self) -> None:
         backbone = self.build_for_pretraining()
         with pytest.raises(ValueError, match=r"token_labels have shape \(1, 5, 2\)"):
@@ -144,7 +224,7 @@ class BackboneContract:
         ]
         last = depths[0][1] - 1
         assert {number for _, number in depths} == {last + 1}
-        assert {depth for depth, _ in depths} == set(range(last + 1))
+        assert set(range(last)) <= {depth for depth, _ in depths} <= set(range(last + 1))
         assert backbone.get_layer_depth("decode_head.conv.weight", "backbone.")[0] == last
 
     def test_no_decay_names_exist_and_leave_the_matrices(self) -> None:

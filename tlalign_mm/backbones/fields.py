@@ -98,8 +98,8 @@ def check_token_labels(token_labels: Tensor, batch: int, grid: tuple[int, int]) 
     valid = (token_labels.amin(dim=-1) >= 0) & ((total - 1).abs() < 1e-3)  # false for NaN
     if not torch.all(valid):
         image, token = (~valid).nonzero()[0].tolist()
+        row = token_labels[image, token]
         raise ValueError(
-            f"token_labels[{image}, {token}] sums to {total[image, token].item():.4g} with smallest "
-            f"entry {token_labels[image, token].amin().item():.4g}; every row must be non-negative "
-            "and sum to 1."
+            f"token_labels[{image}, {token}] sums to {row.sum().item():.4g} with smallest entry "
+            f"{row.amin().item():.4g}; every row must be non-negative and sum to 1."
         )
