@@ -5,16 +5,38 @@ Modules that mix tokens are ``forward(x, token_labels=None) -> (x, token_labels)
 
 from tlalign_mm.layers.attention import Attention, ClassAttention, attend, attention_row
 from tlalign_mm.layers.block import Block, run_block
+from tlalign_mm.layers.cait import (
+    ClassAttentionBlock,
+    LayerScaleBlock,
+    TalkingHeadAttention,
+    read_class,
+)
+from tlalign_mm.layers.pvt import (
+    ConvMlp,
+    OverlapEmbed,
+    PyramidEmbed,
+    PyramidStage,
+    SpatialReductionAttention,
+)
 from tlalign_mm.layers.swin import PatchMerging, SwinStage, WindowAttention
 
 __all__ = [
     "Attention",
     "Block",
     "ClassAttention",
+    "ClassAttentionBlock",
+    "ConvMlp",
+    "LayerScaleBlock",
+    "OverlapEmbed",
     "PatchMerging",
+    "PyramidEmbed",
+    "PyramidStage",
+    "SpatialReductionAttention",
     "SwinStage",
+    "TalkingHeadAttention",
     "WindowAttention",
     "attend",
     "attention_row",
+    "read_class",
     "run_block",
 ]
