@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tlalign_mm.layers.label_columns import LabelColumns
+
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, token_labels: Tensor | None = None
@@ -15,9 +17,13 @@ def attend(
     """Scaled dot-product attention that moves labels with the probabilities of the features.
 
     Labels follow ``mean over heads of softmax(q k^T / sqrt(D) + bias) @ token_labels`` (TL-Align,
-    https://arxiv.org/abs/2210.06455, section 3.2), without gradient and in float32. In float32 they
-    ride along as extra value columns of the same call, so no (N, M) matrix is kept for them. Lower
-    precisions would round the labels, so there they get a call of their own.
+    https://arxiv.org/abs/2210.06455, section 3.2), without gradient and in float32. How that is
+    computed is a matter of speed alone; ``benchmarks/README.md`` holds the measured comparison:
+
+    - with a bias on the CPU (windows: short, and no fused kernel there differentiates a bias) the
+      probabilities are computed once and serve both;
+    - in float32 labels are extra value columns of one fused call;
+    - lower precisions would round the labels, so there they get a call of their own.
 
     Args:
         q: (B, h, N, D)
@@ -29,23 +35,55 @@ def attend(
     Returns:
         Features (B, h, N, D) and labels (B, N, K), or None where none came in.
     """
+    if bias is not None and q.device.type == "cpu":
+        return _explicit(q, k, v, bias, token_labels)
     if token_labels is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias), None
-    columns = token_labels.detach().unsqueeze(-3).expand(*v.shape[:-1], -1)  # (B, h, M, K)
+    token_labels = token_labels.detach()
+    if q.device.type == "cpu" and v.dtype == torch.float32:
+        return LabelColumns.apply(q, k, v, token_labels)
     if v.dtype == torch.float32:
-        out = F.scaled_dot_product_attention(q, k, torch.cat([v, columns], -1), attn_mask=bias)
-        out, moved = out.split([v.shape[-1], columns.shape[-1]], dim=-1)
-        return out, moved.detach().mean(dim=-3)
+        return _columns(q, k, v, bias, token_labels)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    return out, _move_labels(q, k, columns, bias)
+    return out, _labels_alone(q, k, bias, token_labels)
+
+
+def _explicit(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, token_labels: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) + bias
+    probabilities = logits.softmax(dim=-1, dtype=torch.float32)  # (B, h, N, M)
+    out = probabilities.to(v.dtype) @ v
+    if token_labels is None:
+        return out, None
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        return out, probabilities.mean(dim=-3) @ token_labels
+
+
+def _columns(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, token_labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    dim, num_labels = v.shape[-1], token_labels.shape[-1]
+    room = (0, -(dim + num_labels) % 8)  # fused kernels want whole groups of channels
+    columns = F.pad(token_labels, room).unsqueeze(-3).expand(*v.shape[:-1], -1)
+    out = F.scaled_dot_product_attention(q, k, torch.cat([v, columns], -1), attn_mask=bias)
+    out, moved, _ = out.split([dim, num_labels, room[1]], dim=-1)
+    return out, moved.detach().mean(dim=-3)
 
 
 @torch.no_grad()
-def _move_labels(q: Tensor, k: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
+def _labels_alone(q: Tensor, k: Tensor, bias: Tensor | None, token_labels: Tensor) -> Tensor:
+    dim, num_labels = q.shape[-1], token_labels.shape[-1]
+    width = max(dim, -(-num_labels // 8) * 8)  # kernels for the CPU want one width for all
+    columns = F.pad(token_labels, (0, width - num_labels))
+    columns = columns.unsqueeze(-3).expand(*k.shape[:-1], -1)  # (B, h, M, width)
+    room = (0, width - dim)
     with torch.autocast(q.device.type, enabled=False):
         bias = None if bias is None else bias.float()
-        moved = F.scaled_dot_product_attention(q.float(), k.float(), columns, attn_mask=bias)
-    return moved.mean(dim=-3)
+        moved = F.scaled_dot_product_attention(
+            F.pad(q.float(), room), F.pad(k.float(), room), columns, bias, scale=dim**-0.5
+        )
+    return moved[..., :num_labels].mean(dim=-3)
 
 
 @torch.no_grad()
