@@ -61,6 +61,7 @@ class SwinTransformer(Backbone):
         r".*\.relative_position_index",
     )
     initial_keys = (r"norm\d?\.(weight|bias)",)
+    architectures = ARCHITECTURES
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class SwinTransformer(Backbone):
     ) -> None:
         sizes = resolve(
             type(self).__name__,
-            ARCHITECTURES,
+            self.architectures,
             arch,
             embed_dim=embed_dim,
             depths=depths,
@@ -104,7 +105,9 @@ class SwinTransformer(Backbone):
         self.patch_embed = PatchEmbed(
             None, patch_size, 3, dims[0], nn.LayerNorm, output_fmt="NHWC", dynamic_img_pad=True
         )
-        rates = torch.linspace(0, drop_path_rate, sum(depths)).split(depths)
+        depths = self._window_blocks(depths)
+        # torch.device("meta") would leave the rates without values
+        rates = torch.linspace(0, drop_path_rate, sum(depths), device="cpu").split(depths)
         self.layers = nn.ModuleList(
             SwinStage(
                 dim,
@@ -124,6 +127,10 @@ class SwinTransformer(Backbone):
             self.norm = nn.LayerNorm(dims[-1])
         self.apply(init_linear)
         self.freeze()
+
+    def _window_blocks(self, depths: list[int]) -> list[int]:
+        """Blocks of window attention in each stage."""
+        return depths
 
     def _run(
         self, images: Tensor, token_labels: Tensor | None = None, class_attention: bool = False
