@@ -19,6 +19,15 @@ from tlalign_mm.layers.pvt import (
     SpatialReductionAttention,
 )
 from tlalign_mm.layers.swin import PatchMerging, SwinStage, WindowAttention
+from tlalign_mm.layers.xcit import (
+    ConvPatchEmbed,
+    CrossCovarianceAttention,
+    FourierPositions,
+    LocalPatchInteraction,
+    XCABlock,
+    XCiTClassBlock,
+    run_xca_block,
+)
 
 __all__ = [
     "Attention",
@@ -26,7 +35,11 @@ __all__ = [
     "ClassAttention",
     "ClassAttentionBlock",
     "ConvMlp",
+    "ConvPatchEmbed",
+    "CrossCovarianceAttention",
+    "FourierPositions",
     "LayerScaleBlock",
+    "LocalPatchInteraction",
     "OverlapEmbed",
     "PatchMerging",
     "PyramidEmbed",
@@ -35,8 +48,11 @@ __all__ = [
     "SwinStage",
     "TalkingHeadAttention",
     "WindowAttention",
+    "XCABlock",
+    "XCiTClassBlock",
     "attend",
     "attention_row",
     "read_class",
     "run_block",
+    "run_xca_block",
 ]
