@@ -21,11 +21,11 @@ def mix_by_weights(weights: Tensor, token_labels: Tensor) -> Tensor:
         (B, N, K) float32, head mean; a row without any weight takes the mean of all labels.
     """
     with torch.autocast(weights.device.type, enabled=False):
-        contribution = weights.float().abs()
-        total = contribution.sum(dim=-1, keepdim=True)  # (B, h, N, 1)
-        moved = contribution @ token_labels.unsqueeze(-3) / total.where(total > 0, 1.0)
-    mean = token_labels.mean(dim=-2)[..., None, None, :]  # (B, 1, 1, K)
-    return moved.where(total > 0, mean).mean(dim=-3)
+        share = weights.float().abs()
+        total = share.sum(dim=-1, keepdim=True)  # (B, h, N, 1)
+        # shares before labels: a product with weights close to 0 would round to 0
+        share = share.div_(total).masked_fill_(total == 0, 1 / weights.shape[-1])
+        return share.mean(dim=-3) @ token_labels
 
 
 @torch.no_grad()
@@ -42,12 +42,18 @@ def mix_by_kernel(kernel: Tensor, token_labels: Tensor) -> Tensor:
     Returns:
         (B, H, W, K) float32; a token without any weight keeps its label.
     """
-    with torch.autocast(kernel.device.type, enabled=False):
-        weight = kernel.float().abs().mean(dim=0, keepdim=True)  # (1, 1, kh, kw)
-        padding = (kernel.shape[2] // 2, kernel.shape[3] // 2)
-        channels = token_labels.permute(0, 3, 1, 2)  # (B, K, H, W)
-        moved = F.conv2d(channels.reshape(-1, 1, *channels.shape[2:]), weight, padding=padding)
-        moved = moved.view_as(channels)
-        total = F.conv2d(torch.ones_like(channels[:1, :1]), weight, padding=padding)
-    moved = (moved / total.where(total > 0, 1.0)).where(total > 0, channels)
-    return moved.permute(0, 2, 3, 1)
+    weight = kernel.float().abs().sum(dim=(0, 1))  # (kh, kw), C times the mean: shares follow
+    present = _neighbours(torch.ones_like(token_labels[:1, ..., :1]), weight) * weight
+    total = present.sum(dim=(-2, -1), keepdim=True)  # (1, H, W, 1, 1, 1)
+    moved = (_neighbours(token_labels, weight) * (present / total)).sum(dim=(-2, -1))
+    return moved.where(total[..., 0, 0] > 0, token_labels)
+
+
+def _neighbours(x: Tensor, weight: Tensor) -> Tensor:
+    """(B, H, W, K, kh, kw) what the kernel reads around each token, 0 outside of the map.
+
+    A convolution would do, but cuDNN's rounds float32 to TF32 by default.
+    """
+    height, width = weight.shape
+    x = F.pad(x, (0, 0, width // 2, width // 2, height // 2, height // 2))
+    return x.unfold(1, height, 1).unfold(2, width, 1)

@@ -53,24 +53,35 @@ def transmix_labels(
         (B, 2) float32, rows sum to 1; the area label where attention sums to (almost) 0.
 
     Raises:
-        ValueError: If ``ratio`` or ``token_mask`` is not one of those.
+        ValueError: If ``ratio`` or ``token_mask`` is not one of those, or the attention is of
+            another map.
     """
     if not 0 <= ratio <= 1 or token_mask not in TOKEN_MASKS:
         raise ValueError(
             f"TransMix needs 0 <= ratio <= 1 and token_mask of {' or '.join(TOKEN_MASKS)}, but got "
             f"ratio={ratio}, token_mask={token_mask!r}."
         )
-    attention = class_attention.detach().float().flatten(1)  # (B, N)
-    if token_mask == "nearest":
-        partner = params.mask[:, 0, ::stride, ::stride].flatten(1)  # (B, N)
-    else:
-        partner = token_labels(params, stride)[..., 1]
-    total = attention.sum(dim=1)
+    partner = _partner_map(params, stride, token_mask)
+    if class_attention.shape != partner.shape:
+        raise ValueError(
+            f"class_attention has shape {tuple(class_attention.shape)}, but these images have a "
+            f"map of {tuple(partner.shape)} at stride={stride}; pass the backbone's stride."
+        )
+    attention = class_attention.detach().float()
+    total = attention.sum(dim=(1, 2))
     seen = total > 1e-6
-    lam_area = params.lam
-    lam_attention = 1 - (attention * partner).sum(dim=1) / total.where(seen, 1.0)
-    lam = (1 - ratio) * lam_area + ratio * lam_attention.where(seen, lam_area)
+    own = (attention * (1 - partner)).sum(dim=(1, 2)) / total.where(seen, 1.0)
+    lam_attention = own.clamp(max=1).where(seen, params.lam)  # rounding may exceed 1
+    lam = (1 - ratio) * params.lam + ratio * lam_attention
     return torch.stack([lam, 1 - lam], dim=-1)
+
+
+def _partner_map(params: MixParams, stride: int, token_mask: str) -> Tensor:
+    """(B, H', W') share of each token that belongs to the partner."""
+    nearest = params.mask[:, 0, ::stride, ::stride]
+    if token_mask == "nearest":
+        return nearest
+    return token_labels(params, stride)[..., 1].view(nearest.shape)
 
 
 def class_targets(mix_labels: Tensor, targets: Tensor, partner: Tensor) -> Tensor:
