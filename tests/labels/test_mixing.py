@@ -4,9 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.strategies import DataObject
 from torch import Tensor
 
-from tlalign_mm.labels import MixParams, apply_mix, area_labels, draw_cutmix, token_labels
+from tests.labels.masks import cell, mixed_batches
+from tests.labels.rules import batches
+from tlalign_mm.labels import MixParams, apply_mix, area_labels, draw_cutmix, pool, token_labels
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -18,20 +21,22 @@ def draw(batch: int = 4, size: tuple[int, int] = (16, 24), seed: int = 0, **kw) 
 
 
 def coverage_by_loops(mask: Tensor, patch: int) -> Tensor:
-    """Share of each patch that the mask covers, counting the pixels that exist."""
+    """(N,) share of each patch that the mask covers, counting the pixels that exist."""
     height, width = mask.shape
     shares = []
-    for top in range(0, height, patch):
-        for left in range(0, width, patch):
-            inside = [
-                mask[y, x].item()
-                for y in range(top, min(top + patch, height))
-                for x in range(left, min(left + patch, width))
-            ]
-            shares.append(sum(inside) / len(inside))
+    for row in range(-(-height // patch)):
+        for column in range(-(-width // patch)):
+            pixels = cell(mask, row, column, patch)
+            shares.append(sum(pixels) / len(pixels))
     return torch.tensor(shares)
 
 
+sizes = {
+    "data": st.data(),
+    "batch": batches,
+    "height": st.integers(1, 19),
+    "width": st.integers(1, 19),
+}
 settings = {
     "batch": st.integers(1, 5),
     "height": st.integers(1, 19),
@@ -42,17 +47,74 @@ settings = {
 }
 
 
-@given(**settings)
+@given(**sizes, patch=st.integers(1, 6))
 def test_token_labels_are_exact_coverage_and_rows_sum_to_one(
-    batch: int, height: int, width: int, patch: int, seed: int, per_sample: bool
+    data: DataObject, batch: int, height: int, width: int, patch: int
 ) -> None:
-    params = draw(batch, (height, width), seed, per_sample=per_sample)
+    params = data.draw(mixed_batches(batch, (height, width)))
     labels = token_labels(params, patch)
     assert labels.dtype == torch.float32
     assert labels.min() >= 0
     torch.testing.assert_close(labels.sum(-1), torch.ones(labels.shape[:2]))
     for mask, label in zip(params.mask[:, 0], labels, strict=True):
         torch.testing.assert_close(label[:, 1], coverage_by_loops(mask, patch))
+
+
+@given(**sizes)
+def test_area_labels_are_the_share_of_all_pixels(
+    data: DataObject, batch: int, height: int, width: int
+) -> None:
+    params = data.draw(mixed_batches(batch, (height, width)))
+    labels = area_labels(params)
+    assert labels.dtype == torch.float32
+    assert labels.min() >= 0
+    for mask, label in zip(params.mask[:, 0], labels, strict=True):
+        pixels = mask.flatten().tolist()
+        partner = sum(pixels) / len(pixels)
+        torch.testing.assert_close(label, torch.tensor([1 - partner, partner]))
+
+
+@given(data=st.data(), batch=batches, grid=st.tuples(st.integers(1, 5), st.integers(1, 5)))
+def test_whole_patches_pool_to_the_area_label(data: DataObject, batch: int, grid: tuple) -> None:
+    params = data.draw(mixed_batches(batch, (3 * grid[0], 3 * grid[1])))
+    torch.testing.assert_close(pool(token_labels(params, 3)), area_labels(params))
+
+
+@given(data=st.data(), batch=batches, grid=st.tuples(st.integers(1, 5), st.integers(1, 5)))
+def test_turned_images_turn_their_token_labels(
+    data: DataObject, batch: int, grid: tuple[int, int]
+) -> None:
+    params = data.draw(mixed_batches(batch, (3 * grid[0], 3 * grid[1])))
+    labels = token_labels(params, 3).unflatten(1, grid)  # (B, H, W, 2), row-major
+    flipped = params._replace(mask=params.mask.flip(2))
+    torch.testing.assert_close(token_labels(flipped, 3), labels.flip(1).flatten(1, 2))
+    turned = params._replace(mask=params.mask.transpose(2, 3))
+    torch.testing.assert_close(token_labels(turned, 3), labels.transpose(1, 2).flatten(1, 2))
+
+
+@given(share=st.floats(0, 1), patch=st.integers(1, 6))
+def test_mixup_gives_every_token_the_same_label(share: float, patch: int) -> None:
+    params = MixParams(torch.tensor([1, 0]), torch.full((2, 1, 7, 10), share))
+    labels = token_labels(params, patch)
+    torch.testing.assert_close(labels, torch.tensor([1 - share, share]).expand_as(labels))
+
+
+def test_labels_stay_exact_inside_autocast() -> None:
+    params = draw(4, (19, 13), per_sample=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        labels, area = token_labels(params, 4), area_labels(params)
+    assert torch.equal(labels, token_labels(params, 4))
+    assert torch.equal(area, area_labels(params))
+
+
+@given(**sizes)
+def test_mixing_is_pixel_by_pixel(data: DataObject, batch: int, height: int, width: int) -> None:
+    params = data.draw(mixed_batches(batch, (height, width)))
+    images = torch.randn(batch, 2, height, width)
+    mixed = apply_mix(images, params)
+    for b in range(batch):
+        own, partner, share = images[b], images[params.partner[b]], params.mask[b]
+        torch.testing.assert_close(mixed[b], (1 - share) * own + share * partner)
 
 
 @given(**settings)

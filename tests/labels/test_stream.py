@@ -1,69 +1,90 @@
-"""Rules of the label stream against plain loops, and the invariants that every rule keeps."""
+"""The rules of the label stream that need no weights, each against plain loops."""
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from hypothesis.strategies import DataObject
 
-from tlalign_mm.labels import class_targets, merge_2x2, normalize, pool, residual, smoothed_one_hot
+from tests.labels.rules import batches, distributions, lengths, sides
+from tlalign_mm.labels import class_row, join, normalize, pool, residual
 
-
-def random_labels(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)).softmax(-1)
-
-
-def merge_by_loops(labels: Tensor) -> Tensor:
-    batch, height, width, channels = labels.shape
-    out = torch.zeros(batch, -(-height // 2), -(-width // 2), channels)
-    for b in range(batch):
-        for y in range(out.shape[1]):
-            for x in range(out.shape[2]):
-                cell = labels[b, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2].reshape(-1, channels)
-                out[b, y, x] = cell.sum(0) / len(cell)
-    return out
+channels = st.integers(1, 4)
+sizes = {"data": st.data(), "batch": batches, "length": lengths, "num_channels": channels}
 
 
-@given(height=st.integers(1, 7), width=st.integers(1, 7), channels=st.integers(1, 4))
-def test_merging_is_the_mean_of_the_tokens_that_exist(
-    height: int, width: int, channels: int
+@given(**sizes)
+def test_residual_is_the_mean_of_both_branches(
+    data: DataObject, batch: int, length: int, num_channels: int
 ) -> None:
-    labels = random_labels(2, height, width, channels)
-    merged = merge_2x2(labels)
-    torch.testing.assert_close(merged, merge_by_loops(labels))
-    torch.testing.assert_close(merged.sum(-1), torch.ones(merged.shape[:-1]))
+    shape = (batch, length)
+    moved, stayed = (data.draw(distributions(shape, num_channels)) for _ in range(2))
+    expected = torch.zeros_like(stayed)
+    for b in range(batch):
+        for i in range(length):
+            for c in range(num_channels):
+                expected[b, i, c] = (moved[b, i, c].item() + stayed[b, i, c].item()) / 2
+    torch.testing.assert_close(residual(moved, stayed), expected)
 
 
-def test_equal_labels_stay_equal() -> None:
-    labels = torch.tensor([0.3, 0.7]).expand(2, 5, 3, 2)
-    torch.testing.assert_close(merge_2x2(labels), labels[:, :3, :2])
-    torch.testing.assert_close(residual(labels, labels), labels)
-    torch.testing.assert_close(pool(labels), torch.tensor([0.3, 0.7]).expand(2, 2))
+@given(**sizes, num_joining=st.integers(1, 2))
+def test_joining_tokens_start_as_the_mean_of_the_others(
+    data: DataObject, batch: int, length: int, num_channels: int, num_joining: int
+) -> None:
+    labels = data.draw(distributions((batch, length), num_channels))
+    expected = torch.zeros(batch, num_joining + length, num_channels)
+    for b in range(batch):
+        for c in range(num_channels):
+            column = labels[b, :, c].tolist()
+            for i in range(num_joining):
+                expected[b, i, c] = sum(column) / length
+            for i in range(length):
+                expected[b, num_joining + i, c] = column[i]
+    torch.testing.assert_close(join(labels, num_joining), expected)
 
 
-def test_residual_is_the_mean_of_both_branches() -> None:
-    one, other = random_labels(2, 4, 3), random_labels(2, 4, 3, seed=1)
-    torch.testing.assert_close(residual(one, other), 0.5 * one + 0.5 * other)
+@given(**sizes)
+def test_class_attention_moves_the_class_row_alone(
+    data: DataObject, batch: int, length: int, num_channels: int
+) -> None:
+    gathered = data.draw(distributions((batch, 1), num_channels))
+    labels = data.draw(distributions((batch, 1 + length), num_channels))
+    expected = labels.clone()
+    for b in range(batch):
+        for c in range(num_channels):
+            expected[b, 0, c] = (gathered[b, 0, c].item() + labels[b, 0, c].item()) / 2
+    moved = class_row(gathered, labels)
+    torch.testing.assert_close(moved, expected)
+    assert torch.equal(moved[:, 1:], labels[:, 1:])
 
 
-def test_rows_without_mass_stay_zero_and_others_sum_to_one() -> None:
+@given(data=st.data(), batch=batches, height=sides, width=sides, num_channels=channels)
+def test_pooling_is_the_mean_over_all_tokens_of_a_map_or_a_list(
+    data: DataObject, batch: int, height: int, width: int, num_channels: int
+) -> None:
+    labels = data.draw(distributions((batch, height, width), num_channels))
+    expected = torch.zeros(batch, num_channels)
+    for b in range(batch):
+        for c in range(num_channels):
+            tokens = [labels[b, y, x, c].item() for y in range(height) for x in range(width)]
+            expected[b, c] = sum(tokens) / len(tokens)
+    torch.testing.assert_close(pool(labels), expected)
+    torch.testing.assert_close(pool(labels.flatten(1, 2)), expected)
+
+
+@given(**sizes, scales=st.lists(st.sampled_from([0.0, 1e-30, 0.3, 1.0, 5.0]), min_size=6))
+def test_normalising_undoes_any_scale_but_zero(
+    data: DataObject, batch: int, length: int, num_channels: int, scales: list[float]
+) -> None:
+    labels = data.draw(distributions((batch, length), num_channels))
+    scale = torch.tensor(scales[:length])[:, None]
+    expected = torch.zeros_like(labels)
+    for b in range(batch):
+        for i in range(length):
+            if scales[i] > 0:  # a row without mass stays 0
+                expected[b, i] = labels[b, i]
+    torch.testing.assert_close(normalize(scale * labels), expected)
+
+
+def test_normalising_by_hand() -> None:
     labels = torch.tensor([[0.2, 0.1], [0.0, 0.0]])
     torch.testing.assert_close(normalize(labels), torch.tensor([[2 / 3, 1 / 3], [0.0, 0.0]]))
-
-
-def test_two_shares_expanded_equal_labels_of_class_size() -> None:
-    targets = smoothed_one_hot(torch.tensor([2, 0, 1]), 4, smoothing=0.1)
-    partner = torch.tensor([2, 1, 0])
-    tokens = random_labels(3, 4, 6, 2)  # a map of shares, (B, H, W, 2)
-    classes = (
-        tokens[..., :1] * targets[:, None, None] + tokens[..., 1:] * targets[partner][:, None, None]
-    )
-    expected = pool(merge_2x2(residual(classes, classes.flip(1))))
-    shares = pool(merge_2x2(residual(tokens, tokens.flip(1))))
-    torch.testing.assert_close(class_targets(shares, targets, partner), expected)
-
-
-def test_smoothing_leaves_a_distribution_with_timms_values() -> None:
-    target = smoothed_one_hot(torch.tensor([1]), 10, smoothing=0.1)
-    torch.testing.assert_close(target.sum(), torch.tensor(1.0))
-    torch.testing.assert_close(target[0, 1], torch.tensor(0.91))
-    torch.testing.assert_close(target[0, 0], torch.tensor(0.01))

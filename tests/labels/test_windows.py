@@ -1,10 +1,14 @@
-"""Windows: a round trip, the shift rule, and the mask against plain loops."""
+"""Windows: cutting, the shift rule, the mask, and labels through padding, against plain loops."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.strategies import DataObject
+from torch import Tensor
 
+from tests.labels.rules import attend_in_windows, batches, distributions
+from tlalign_mm.labels import normalize
 from tlalign_mm.labels.windows import WindowGrid, partition, plan_windows, reverse, shift_mask
 
 sizes = {
@@ -15,13 +19,13 @@ sizes = {
 }
 
 
-def token_positions(height: int, width: int) -> torch.Tensor:
+def token_positions(height: int, width: int) -> Tensor:
     """(height, width, 2) row and column of each token."""
     rows, columns = torch.arange(height), torch.arange(width)
     return torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1)
 
 
-def differences(x: torch.Tensor) -> torch.Tensor:
+def differences(x: Tensor) -> Tensor:
     return x[:, :, None] - x[:, None, :]
 
 
@@ -36,6 +40,24 @@ def test_reverse_undoes_partition(height: int, width: int, window: int, always_s
     windows = partition(x, grid)
     assert windows.shape == (2 * grid.num_windows, grid.window[0] * grid.window[1], 3)
     assert torch.equal(reverse(windows, grid), x)
+
+
+@given(**sizes)
+def test_windows_are_row_major_and_padding_holds_zeros(
+    height: int, width: int, window: int, always_shift: bool
+) -> None:
+    grid = shifted_plan(height, width, window, always_shift)
+    x = torch.arange(1.0, 1 + height * width).view(1, height, width, 1)
+    windows = partition(x, grid)
+    (padded_height, padded_width), (win_h, win_w) = grid.padded, grid.window
+    for n in range(grid.num_windows):
+        for t in range(win_h * win_w):
+            row = n // (padded_width // win_w) * win_h + t // win_w
+            column = n % (padded_width // win_w) * win_w + t % win_w
+            row = (row + grid.shift[0]) % padded_height  # the roll is undone
+            column = (column + grid.shift[1]) % padded_width
+            inside = row < height and column < width
+            assert windows[n, t] == (1 + row * width + column if inside else 0)
 
 
 @given(**sizes)
@@ -54,6 +76,46 @@ def test_the_mask_separates_what_the_roll_joined(
     wrapped = (differences(origin) != differences(local)).any(-1)
     assert torch.equal(mask < 0, wrapped)
     assert mask[~wrapped].eq(0).all()
+
+
+def attend_to_each_other(one: tuple, other: tuple, grid: WindowGrid) -> bool:
+    """Whether two places of the padded map share a window, and not by the roll alone."""
+    for axis in range(2):
+        side, window, shift = grid.padded[axis], grid.window[axis], grid.shift[axis]
+        rolled, rolled_other = (one[axis] - shift) % side, (other[axis] - shift) % side
+        if rolled // window != rolled_other // window:
+            return False
+        if rolled - rolled_other != one[axis] - other[axis]:
+            return False
+    return True
+
+
+@given(**sizes, data=st.data(), batch=batches)
+def test_even_attention_gives_the_mean_of_the_tokens_of_a_window_that_exist(
+    height: int, width: int, window: int, always_shift: bool, data: DataObject, batch: int
+) -> None:
+    grid = shifted_plan(height, width, window, always_shift)
+    labels = data.draw(distributions((batch, height, width), 2))
+    places = [(y, x) for y in range(height) for x in range(width)]
+    expected = torch.zeros_like(labels)
+    for one in places:
+        seen = [labels[:, y, x] for y, x in places if attend_to_each_other(one, (y, x), grid)]
+        expected[:, one[0], one[1]] = sum(seen) / len(seen)
+    moved = attend_in_windows(torch.zeros(batch, height, width, 1), labels, grid)
+    torch.testing.assert_close(moved, expected)
+
+
+@given(**sizes, data=st.data())
+def test_padding_carries_no_label_until_it_is_cropped(
+    height: int, width: int, window: int, always_shift: bool, data: DataObject
+) -> None:
+    grid = shifted_plan(height, width, window, always_shift)
+    labels = data.draw(distributions((1, height, width), 3))
+    windows = partition(labels, grid)
+    real = partition(torch.ones(1, height, width, 1), grid)[..., 0]
+    torch.testing.assert_close(windows.sum(-1), real)  # rows sum to 1, those of padding to 0
+    assert torch.equal(normalize(windows)[real == 0], windows[real == 0])
+    torch.testing.assert_close(reverse(normalize(windows), grid), labels)
 
 
 @pytest.mark.parametrize(
