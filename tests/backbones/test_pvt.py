@@ -196,26 +196,16 @@ def test_pooling_equals_a_replay_of_the_official_model(size: tuple[int, int]) ->
     torch.testing.assert_close(pooled.class_attention.flatten(1), attention, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("arch", "parameters"),  # of the official models, classifier aside
-    [
-        ("pvt-tiny", 12_716_288),
-        ("pvt-small", 23_972_864),
-        ("pvt-medium", 43_695_104),
-        ("pvt-large", 60_856_320),
-    ],
-)
-def test_published_sizes(arch: str, parameters: int) -> None:
+# of mmdet's models, with class token, its position and the final norm on top
+PARAMETERS = [12_716_288, 23_972_864, 43_695_104, 60_856_320]
+
+
+@pytest.mark.parametrize(("arch", "count"), zip(ARCHITECTURES, PARAMETERS, strict=True))
+def test_published_sizes(arch: str, count: int) -> None:
     with torch.device("meta"):
         backbone = PyramidVisionTransformer(arch, out_indices=())
-    assert sum(p.numel() for p in backbone.parameters()) == parameters
-    assert [backbone.get_parameter(f"pos_embed{i}").shape[1] for i in range(1, 5)] == [
-        3136,
-        784,
-        196,
-        50,
-    ]
-    assert len(ARCHITECTURES) == 4
+    assert sum(p.numel() for p in backbone.parameters()) == count
+    assert backbone.pos_embed4.shape == (1, 50, 512)
 
 
 def official(slot: bool, side: int, **extra: Tensor) -> dict[str, Tensor]:
