@@ -72,7 +72,6 @@ def mmdet_twin(ours: PyramidVisionTransformer) -> nn.Module:
         num_heads=fields["num_heads"],
         patch_sizes=[4, 2],
         strides=[4, 2],
-        paddings=[0, 0],
         sr_ratios=fields["sr_ratios"],
         mlp_ratios=fields["mlp_ratios"],
         out_indices=(0, 1),
@@ -112,8 +111,8 @@ def mmdet_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("size", [(32, 32), (64, 96), (16, 48), (40, 24)])
 def test_maps_equal_mmdets(size: tuple[int, int]) -> None:
     ours = build()
-    images = torch.randn(2, 3, *size)
-    for one, other in zip(ours(images), mmdet_twin(ours)(images), strict=True):
+    theirs, images = mmdet_twin(ours), torch.randn(2, 3, *size)
+    for one, other in zip(ours(images), theirs(images), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
@@ -163,8 +162,7 @@ class Replay:
         moved = (attention @ v).transpose(1, 2).flatten(2)
         x = x + self.linear(moved, f"{name}attn.proj")
         hidden = self.linear(self.norm(x, f"{name}norm2", 1e-6), f"{name}mlp.fc1")
-        x = x + self.linear(F.gelu(hidden), f"{name}mlp.fc2")
-        attention = attention.mean(1)
+        x, attention = x + self.linear(F.gelu(hidden), f"{name}mlp.fc2"), attention.mean(1)
         return x, (attention @ key_labels + y) / 2, attention
 
     def interpolate(self, pos: Tensor, size: torch.Size) -> Tensor:
@@ -180,8 +178,7 @@ class Replay:
         return F.linear(x, self.w[f"{name}.weight"], self.w[f"{name}.bias"])
 
     def norm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        weight = self.w[f"{name}.weight"]
-        return F.layer_norm(x, weight.shape, weight, self.w[f"{name}.bias"], eps)
+        return F.layer_norm(x, x.shape[-1:], self.w[f"{name}.weight"], self.w[f"{name}.bias"], eps)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (64, 96), (16, 48), (40, 24)])
@@ -237,18 +234,17 @@ def test_the_class_slot_is_dropped_at_any_image_size(
     tensors, dense = official(True, side, **extra), build()
     report = load(dense, tmp_path, tensors)
     assert set(report.dropped) == extra.keys()
-    expected = resized(tensors["pos_embed2"][:, 1:], side, (4, 4))
-    torch.testing.assert_close(dense.pos_embed2, expected)
-    expected = resized(tensors["pos_embed1"], 2 * side, (8, 8))
-    torch.testing.assert_close(dense.pos_embed1, expected)
+    first, last = tensors["pos_embed1"], tensors["pos_embed2"][:, 1:]
+    torch.testing.assert_close(dense.pos_embed1, resized(first, 2 * side, (8, 8)))
+    torch.testing.assert_close(dense.pos_embed2, resized(last, side, (4, 4)))
 
 
 def test_a_slot_is_told_from_a_patch_where_counts_collide(tmp_path: Path) -> None:
     dense = build(img_size=(16, 40))  # 2 x 5 patches, as many as 3 x 3 and a class token
     tensors = official(True, 3, **CLASSIFIER)
     load(dense, tmp_path, tensors)
-    expected = resized(tensors["pos_embed2"][:, 1:], 3, (2, 5))
-    torch.testing.assert_close(dense.pos_embed2, expected)
+    last = tensors["pos_embed2"][:, 1:]
+    torch.testing.assert_close(dense.pos_embed2, resized(last, 3, (2, 5)))
     again = build(img_size=(16, 40))
     again.load_state_dict(dense.state_dict())
     assert torch.equal(again.pos_embed2, dense.pos_embed2)
