@@ -6,10 +6,17 @@ from mmengine.model import BaseModel
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from tlalign_mm.labels import MixParams, area_labels, class_targets, smoothed_one_hot, token_labels
+from tlalign_mm.labels import (
+    MixParams,
+    area_labels,
+    class_targets,
+    smoothed_one_hot,
+    token_labels,
+    transmix_labels,
+)
 from tlalign_mm.registry import MODELS
 
-TARGETS = ("area", "tl_align")
+TARGETS = ("area", "transmix", "tl_align")
 
 
 @MODELS.register_module()
@@ -19,14 +26,15 @@ class ImageClassifier(BaseModel):
     Args:
         backbone: Config of a backbone with ``forward_features``.
         num_classes: Number of classes.
-        target: ``area``: the shares of the image's area (plain CutMix); ``tl_align``: the label
-            that token alignment carries to the pooled features.
+        target: ``area``: the shares of the image's area (plain CutMix); ``transmix``: half of it
+            replaced by the share of class attention (needs a backbone with a class token);
+            ``tl_align``: the label that token alignment carries to the pooled features.
         label_smoothing: Mass spread evenly over all classes.
         data_preprocessor: Config of the data preprocessor.
         init_cfg: As in mmengine.
 
     Raises:
-        ValueError: If ``target`` is unknown.
+        ValueError: If ``target`` is unknown, or is ``transmix`` for a backbone without class token.
     """
 
     def __init__(
@@ -45,6 +53,11 @@ class ImageClassifier(BaseModel):
         self.label_smoothing = label_smoothing
         self.num_classes = num_classes
         self.backbone = MODELS.build(backbone)
+        if target == "transmix" and not self.backbone.has_class_token:
+            raise ValueError(
+                f"target='transmix' needs a class token, which {type(self.backbone).__name__} has "
+                "not; choose another target or another backbone."
+            )
         self.head = nn.Linear(self.backbone.num_features[-1], num_classes)
         trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
@@ -78,13 +91,18 @@ class ImageClassifier(BaseModel):
         if mix is None:
             logits = self.head(self.backbone.forward_features(inputs).features)
             return {"loss": F.cross_entropy(logits.float(), targets)}
-        aligned = self.target == "tl_align"
-        token = token_labels(mix, self.backbone.patch_size) if aligned else None
-        features, mix_labels, *_ = self.backbone.forward_features(inputs, token)
+        token = None
+        if self.target == "tl_align":
+            token = token_labels(mix, self.backbone.patch_size)
+        pooled = self.backbone.forward_features(inputs, token, self.target == "transmix")
         area = area_labels(mix)
-        mix_labels = mix_labels if aligned else area
+        mix_labels = {
+            "area": lambda: area,
+            "transmix": lambda: transmix_labels(pooled.class_attention, mix, self.backbone.stride),
+            "tl_align": lambda: pooled.token_labels,
+        }[self.target]()
         targets = class_targets(mix_labels, targets, mix.partner)
-        losses = {"loss": F.cross_entropy(self.head(features).float(), targets)}
+        losses = {"loss": F.cross_entropy(self.head(pooled.features).float(), targets)}
         with torch.no_grad():  # logged beside the loss; no key here holds "loss", so none is added
             losses["lam_area"] = area[:, 0].mean()
             losses["lam_target"] = mix_labels[:, 0].mean()
