@@ -24,13 +24,15 @@ def build_pair(
     """Stock backbone and ours for dense tasks.
 
     Args:
-        arch: ``deit-…``, ``swin-…`` (mmsegmentation's) or ``pvt-…`` (mmdetection's, version 1).
+        arch: ``deit-…``, ``swin-…`` (mmsegmentation's) or ``pvt-…`` (mmdetection's, version 1); the
+            family alone (``deit``) where ``fields`` give the sizes.
         size: Side of the images that position embeddings are made for.
         weights: State dict of our backbone, or None for random ones.
-        fields: Fields of ours that fix sizes in place of ``arch``, for small models.
+        fields: Further fields of ours.
     """
     family = arch.split("-")[0]
-    ours = MODELS.build(OURS[family](arch, size) | fields)
+    name = None if arch == family else arch
+    ours = MODELS.build(OURS[family](name, size) | fields)
     if weights is not None:
         ours.load_state_dict(weights)
     stock = ROOT.build(STOCK[family](ours, size))
@@ -47,7 +49,7 @@ def build_pair(
     return stock, ours
 
 
-def _our_vit(arch: str, size: int) -> dict[str, Any]:
+def _our_vit(arch: str | None, size: int) -> dict[str, Any]:
     return {
         "type": "tlalign_mm.VisionTransformer",
         "arch": arch,
@@ -57,7 +59,7 @@ def _our_vit(arch: str, size: int) -> dict[str, Any]:
     }
 
 
-def _our_swin(arch: str, size: int) -> dict[str, Any]:
+def _our_swin(arch: str | None, size: int) -> dict[str, Any]:
     return {
         "type": "tlalign_mm.SwinTransformer",
         "arch": arch,
@@ -66,7 +68,7 @@ def _our_swin(arch: str, size: int) -> dict[str, Any]:
     }
 
 
-def _our_pvt(arch: str, size: int) -> dict[str, Any]:
+def _our_pvt(arch: str | None, size: int) -> dict[str, Any]:
     return {
         "type": "tlalign_mm.PyramidVisionTransformer",
         "arch": arch,

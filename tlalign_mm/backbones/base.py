@@ -229,9 +229,14 @@ class Backbone(BaseModule):
         """
         file = read(checkpoint)
         self._check_architecture(file.architecture, checkpoint)
-        tensors = self._fit(file.tensors, file.architecture or {})
         return load_state(
-            self, tensors, str(checkpoint), self.dropped_keys, self.initial_keys, strict
+            self,
+            file.tensors,
+            str(checkpoint),
+            self.dropped_keys,
+            self.initial_keys,
+            strict,
+            fit=lambda tensors: self._fit(tensors, file.architecture or {}),
         )
 
     def _fit(self, tensors: dict[str, Tensor], source: dict[str, Any]) -> dict[str, Tensor]:

@@ -119,7 +119,7 @@ class VisionTransformer(Backbone):
                 rate,
                 norm_eps=1e-6,
             )
-            for rate in torch.linspace(0, drop_path_rate, depth).tolist()
+            for rate in torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
         )
         if not self.out_indices or final_norm:
             self.norm = nn.LayerNorm(dim, 1e-6)
@@ -190,7 +190,6 @@ class VisionTransformer(Backbone):
 
     def _fit(self, tensors: dict[str, Tensor], source: dict[str, Any]) -> dict[str, Tensor]:
         """Resize the position embedding from the grid that the file names, non-square included."""
-        tensors = dict(tensors)
         if "img_size" in source:
             grid = tuple(-(-side // source["patch_size"]) for side in source["img_size"])
             self._fit_on_load(tensors, "", source=grid)
@@ -205,10 +204,9 @@ class VisionTransformer(Backbone):
     ) -> None:
         """Fit the position embedding of another image size, or of a distilled model."""
         name = f"{prefix}pos_embed"
-        if name in state_dict:
+        if name in state_dict and state_dict[name].shape != self.pos_embed.shape:
             theirs = 2 if f"{prefix}dist_token" in state_dict else 1
-            state_dict[name] = fit_pos_embed(
-                state_dict[name], theirs, self.num_prefix, self.grid, source
-            )
-            if theirs > self.num_prefix:
-                del state_dict[f"{prefix}dist_token"]
+            if theirs >= self.num_prefix:  # a token's position cannot be made up
+                state_dict[name] = fit_pos_embed(
+                    state_dict[name], theirs, self.num_prefix, self.grid, source
+                )

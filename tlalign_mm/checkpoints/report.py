@@ -1,7 +1,7 @@
 """Load a state dict into a module and account for every tensor on both sides."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -76,6 +76,7 @@ def load_state(
     initial: Iterable[str] = (),
     strict: bool = True,
     minimum_coverage: float = 50.0,
+    fit: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
 ) -> LoadReport:
     """Load ``tensors`` by name; the module's own load hooks may resize them.
 
@@ -87,13 +88,14 @@ def load_state(
         initial: Patterns of names that the file need not hold.
         strict: Fail on anything unexplained and on too little coverage.
         minimum_coverage: In percent of the module's parameters.
+        fit: Resizes tensors first, where the module's load hooks know too little to do so.
 
     Raises:
         CheckpointError: If a shape does not fit, or ``strict`` and the report does not pass.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     try:
-        missing, unexpected = module.load_state_dict(dict(tensors), strict=False)
+        missing, unexpected = module.load_state_dict(fit(dict(tensors)), strict=False)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise CheckpointError(
