@@ -272,12 +272,12 @@ def windows_rule(draw: DrawFn) -> Rule:
 
 
 def attend_in_windows(x: Tensor, labels: Tensor, grid: WindowGrid) -> Tensor:
-    tokens, labels = (partition(t, grid).unflatten(0, (len(x), -1)) for t in (x, labels))
+    tokens, cut = (partition(t, grid).unflatten(0, (len(x), -1)) for t in (x, labels))
     heads = tokens.unsqueeze(2)  # (B, n, 1, N, C)
     mask = shift_mask(grid, x.device)
     bias = torch.zeros(1, 1, 1, 1) if mask is None else mask[:, None]
-    _, moved = attend(heads, heads, heads, bias, labels)
-    return reverse(normalize(moved).flatten(0, 1), grid)
+    _, moved = attend(heads, heads, heads, bias, cut)
+    return normalize(reverse(moved.flatten(0, 1), grid), labels)
 
 
 RULES: dict[str, SearchStrategy[Rule]] = {

@@ -71,20 +71,28 @@ def test_pooling_is_the_mean_over_all_tokens_of_a_map_or_a_list(
     torch.testing.assert_close(pool(labels.flatten(1, 2)), expected)
 
 
-@given(**sizes, scales=st.lists(st.sampled_from([0.0, 1e-30, 0.3, 1.0, 5.0]), min_size=6))
-def test_normalising_undoes_any_scale_but_zero(
-    data: DataObject, batch: int, length: int, num_channels: int, scales: list[float]
+@given(
+    data=st.data(),
+    batch=batches,
+    width=lengths,
+    num_channels=channels,
+    scales=st.lists(st.sampled_from([0.0, 1e-30, 0.3, 1.0, 5.0]), min_size=6),
+)
+def test_normalising_undoes_any_scale_and_a_row_without_mass_takes_the_area_label(
+    data: DataObject, batch: int, width: int, num_channels: int, scales: list[float]
 ) -> None:
-    labels = data.draw(distributions((batch, length), num_channels))
-    scale = torch.tensor(scales[:length])[:, None]
-    expected = torch.zeros_like(labels)
+    moved, before = (data.draw(distributions((batch, 1, width), num_channels)) for _ in range(2))
+    scale = torch.tensor(scales[:width])[:, None]
+    expected = torch.zeros_like(moved)
     for b in range(batch):
-        for i in range(length):
-            if scales[i] > 0:  # a row without mass stays 0
-                expected[b, i] = labels[b, i]
-    torch.testing.assert_close(normalize(scale * labels), expected)
+        area = sum(before[b, 0, x] for x in range(width)) / width
+        for x in range(width):
+            expected[b, 0, x] = moved[b, 0, x] if scales[x] > 0 else area
+    torch.testing.assert_close(normalize(scale * moved, before), expected)
 
 
 def test_normalising_by_hand() -> None:
-    labels = torch.tensor([[0.2, 0.1], [0.0, 0.0]])
-    torch.testing.assert_close(normalize(labels), torch.tensor([[2 / 3, 1 / 3], [0.0, 0.0]]))
+    before = torch.tensor([[[[1.0, 0.0], [0.5, 0.5]]]])  # a map of two tokens, mean 3/4 and 1/4
+    moved = torch.tensor([[[[0.2, 0.1], [0.0, 0.0]]]])
+    expected = torch.tensor([[[[2 / 3, 1 / 3], [0.75, 0.25]]]])
+    torch.testing.assert_close(normalize(moved, before), expected)

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -103,10 +102,13 @@ def _report_peak(sender: Any, build: Callable[..., Step], args: tuple, device: s
 def _peak(device: str) -> float:
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
+    status = Path("/proc/self/status")
+    if status.is_file():  # Linux; its ru_maxrss would count the parent process as well
+        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+        return int(line.split()[1]) / 2**10  # KiB
     import resource  # not on Windows
 
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # bytes on macOS
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:

@@ -17,13 +17,17 @@ def residual(moved: Tensor, token_labels: Tensor) -> Tensor:
     return (moved + token_labels) / 2
 
 
-def normalize(token_labels: Tensor) -> Tensor:
+def normalize(moved: Tensor, token_labels: Tensor) -> Tensor:
     """Scale rows to sum 1 after tokens without a label (padding) took part in a sum.
 
-    A row that saw nothing but padding stays 0; such rows belong to padding and are cropped.
+    Args:
+        moved: (B, H, W, K) labels whose rows may have lost mass.
+        token_labels: (B, H, W, K) the labels before; a row that kept nothing, since its attention
+            to all real tokens underflowed, takes their mean, the area label.
     """
-    total = token_labels.sum(dim=-1, keepdim=True)
-    return token_labels / total.where(total > 0, 1.0)
+    total = moved.sum(dim=-1, keepdim=True)
+    area = token_labels.detach().mean(dim=(1, 2), keepdim=True)
+    return (moved / total.where(total > 0, 1.0)).where(total > 0, area)
 
 
 def join(token_labels: Tensor, num_tokens: int = 1) -> Tensor:

@@ -51,7 +51,15 @@ def plan_windows(
     Where the map fits in one window, the window shrinks to the map and nothing shifts (the rule of
     the classification code). ``always_shift`` keeps the full window and the shift, as the dense
     Swin of mmsegmentation and mmdetection does.
+
+    Raises:
+        ValueError: If the map is empty, or not 0 <= ``shift_size`` < ``window_size``.
     """
+    if min(size) < 1 or not 0 <= shift_size < window_size:
+        raise ValueError(
+            f"Windows need a map of at least 1x1 and 0 <= shift_size < window_size, but got a map "
+            f"of {size[0]}x{size[1]}, window_size={window_size}, shift_size={shift_size}."
+        )
     if always_shift:
         return WindowGrid(size, (window_size,) * 2, (shift_size,) * 2)
     window = tuple(min(side, window_size) for side in size)
@@ -68,7 +76,15 @@ def partition(x: Tensor, grid: WindowGrid) -> Tensor:
 
     Returns:
         (B * nH * nW, Wh * Ww, C); padding holds zeros.
+
+    Raises:
+        ValueError: If the map has not the sides that the plan was made for.
     """
+    if tuple(x.shape[1:3]) != tuple(grid.size):
+        raise ValueError(
+            f"The map is {x.shape[1]}x{x.shape[2]}, but its windows of {grid.window} were planned "
+            f"for {grid.size[0]}x{grid.size[1]}."
+        )
     (height, width), (win_h, win_w) = grid.padded, grid.window
     x = F.pad(x, (0, 0, 0, width - x.shape[2], 0, height - x.shape[1]))
     if any(grid.shift):
@@ -78,10 +94,18 @@ def partition(x: Tensor, grid: WindowGrid) -> Tensor:
 
 
 def reverse(windows: Tensor, grid: WindowGrid) -> Tensor:
-    """Undo ``partition``: (B * nH * nW, Wh * Ww, C) to (B, H, W, C), padding cropped."""
+    """Undo ``partition`` and crop the padding.
+
+    Args:
+        windows: (B * nH * nW, Wh * Ww, C); C may be several dimensions, which are joined.
+        grid: The plan that cut them.
+
+    Returns:
+        (B, H, W, C)
+    """
     (height, width), (win_h, win_w) = grid.padded, grid.window
-    x = windows.reshape(-1, height // win_h, width // win_w, win_h, win_w, windows.shape[-1])
-    x = x.transpose(2, 3).reshape(-1, height, width, windows.shape[-1])  # (B, H, W, C)
+    x = windows.reshape(-1, height // win_h, width // win_w, win_h, win_w, *windows.shape[2:])
+    x = x.transpose(2, 3).reshape(-1, height, width, windows.shape[2:].numel())  # (B, H, W, C)
     if any(grid.shift):
         x = x.roll(grid.shift, dims=(1, 2))
     return x[:, : grid.size[0], : grid.size[1]]

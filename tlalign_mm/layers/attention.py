@@ -1,7 +1,7 @@
 """The one place that decides how attention is computed.
 
-Shape letters: B any leading dimensions, h heads, N queries, M keys, D channels of a head, K label
-channels.
+Shape letters: B images, or with a bias any leading dimensions (images and windows), h heads, N
+queries, M keys, D channels of a head, K label channels.
 """
 
 import torch
@@ -40,9 +40,10 @@ def attend(
     if token_labels is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias), None
     token_labels = token_labels.detach()
-    if q.device.type == "cpu" and v.dtype == torch.float32:
+    is_float32 = v.dtype == torch.float32 and not torch.is_autocast_enabled(q.device.type)
+    if is_float32 and q.device.type == "cpu":
         return LabelColumns.apply(q, k, v, token_labels)
-    if v.dtype == torch.float32:
+    if is_float32:
         return _columns(q, k, v, bias, token_labels)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     return out, _labels_alone(q, k, bias, token_labels)
@@ -51,7 +52,7 @@ def attend(
 def _explicit(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, token_labels: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) + bias
+    logits = ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).add_(bias)
     probabilities = logits.softmax(dim=-1, dtype=torch.float32)  # (B, h, N, M)
     out = probabilities.to(v.dtype) @ v
     if token_labels is None:

@@ -25,13 +25,14 @@ class LabelColumns(torch.autograd.Function):
     def forward(  # noqa: D102
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, token_labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        dim, room = q.shape[-1], (0, token_labels.shape[-1])
+        dim, room = v.shape[-1], (0, token_labels.shape[-1])
         columns = token_labels.unsqueeze(1).expand(-1, v.shape[1], -1, -1)  # (B, h, M, K)
         values = torch.cat([v, columns], dim=-1)  # (B, h, M, D + K)
         out, lse = _forward(F.pad(q, room), F.pad(k, room), values, scale=dim**-0.5)
-        out, moved = out.split([dim, columns.shape[-1]], dim=-1)
+        moved = out[..., dim:].mean(dim=1)
+        # the kernel's own layout, so that heads join without a copy and the wide buffer is freed
+        out = out[..., :dim].transpose(1, 2).contiguous().transpose(1, 2)
         ctx.save_for_backward(q, k, v, out, lse)
-        moved = moved.mean(dim=1)
         ctx.mark_non_differentiable(moved)
         return out, moved
 

@@ -100,7 +100,7 @@ class SpatialReductionAttention(nn.Module):
     def _reduce_labels(self, token_labels: Tensor) -> Tensor:
         """Mean over the tokens of each window; padding was read, but has no label."""
         reduced = reduce_by_window(self._pad(token_labels), self.sr_ratio, self.sr_ratio)
-        return stream.normalize(reduced)
+        return stream.normalize(reduced, token_labels)
 
     def _pad(self, x: Tensor) -> Tensor:
         """Zeros below and to the right of a map (B, H, W, C) whose sides are smaller than R."""

@@ -57,16 +57,17 @@ class WindowAttention(nn.Module):
         grid = plan_windows(size, self.window_size, self.shift_size, self.always_shift)
         if token_labels is None:
             out, _ = self.attend_windows(partition(x, grid), grid)
-            return reverse(out, grid), None
+            return self.proj(reverse(out, grid)), None
         out, labels = self.attend_windows(partition(x, grid), grid, partition(token_labels, grid))
-        if grid.is_padded:
-            labels = stream.normalize(labels)  # padding was attended to, but has no label
-        return reverse(out, grid), reverse(labels, grid)
+        labels = reverse(labels, grid)
+        if grid.is_padded:  # padding was attended to, but has no label
+            labels = stream.normalize(labels, token_labels)
+        return self.proj(reverse(out, grid)), labels
 
     def attend_windows(
         self, windows: Tensor, grid: WindowGrid, token_labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend within windows that are cut already.
+        """Attend within windows that are cut already, without the last projection.
 
         Args:
             windows: (B * n, N, C)
@@ -74,7 +75,7 @@ class WindowAttention(nn.Module):
             token_labels: (B * n, N, K) or None.
 
         Returns:
-            Features and labels in the shapes they came in.
+            Features (B * n, N, h, D), and labels in the shape they came in.
         """
         bias = self._bias(grid)  # (n or 1, h, N, N)
         num_groups, num_heads, num_tokens, _ = bias.shape
@@ -83,10 +84,8 @@ class WindowAttention(nn.Module):
         if token_labels is not None:
             token_labels = token_labels.reshape(-1, num_groups, num_tokens, token_labels.shape[-1])
         out, token_labels = attend(q, k, v, bias.to(q.dtype), token_labels)
-        out = self.proj(out.transpose(2, 3).reshape(windows.shape))  # (B*n, N, C)
-        if token_labels is None:
-            return out, None
-        return out, token_labels.flatten(0, 1)
+        out = out.transpose(2, 3).flatten(0, 1)  # (B*n, N, h, D), still a view
+        return out, None if token_labels is None else token_labels.flatten(0, 1)
 
     @property
     def head_dim(self) -> int:
