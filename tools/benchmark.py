@@ -40,6 +40,8 @@ from tlalign_mm.analysis.twins import TWINS
 from tlalign_mm.engine.launch import ToolError, run_tool
 
 Row = dict[str, Any]
+DENSE_ARCHS = [f"{name}-{size}" for name in ("deit", "swin") for size in ("tiny", "small", "base")]
+DENSE_ARCHS += [f"pvt-{size}" for size in ("tiny", "small", "medium", "large")]
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -58,7 +60,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     labels.add_argument("--size", type=int, nargs="+", default=[224], help="sides of the images")
     labels.add_argument("--amp", choices=["bf16", "fp16"], help="autocast to this precision")
     dense = commands.add_parser("dense", parents=[shared], help="against the stock backbones")
-    dense.add_argument("--arch", choices=["deit-small", "swin-tiny"], default="deit-small")
+    dense.add_argument("--arch", choices=DENSE_ARCHS, default="deit-small")
     dense.add_argument("--batch", type=int, default=2, help="images a step (default: 2)")
     dense.add_argument("--size", type=int, default=512, help="side of the images (default: 512)")
     attend = commands.add_parser("attend", parents=[shared], help="ways to move labels")
@@ -144,7 +146,8 @@ def main() -> None:
     where = environment(args.device)
     print(", ".join(f"{key} {value}" for key, value in where.items()))
     if args.json:
-        write_json(args.json, {"command": sys.argv[1:], "environment": where, "rows": rows})
+        command = [a for a in sys.argv[1:] if a not in ("--json", str(args.json))]
+        write_json(args.json, {"command": command, "environment": where, "rows": rows})
 
 
 if __name__ == "__main__":

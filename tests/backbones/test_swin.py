@@ -8,6 +8,8 @@ from timm.models.swin_transformer import SwinTransformerBlock as TimmBlock
 from torch import Tensor
 
 from tests.backbones.contract import BackboneContract, mixed_labels
+from tlalign_mm.analysis.stock import build_pair
+from tlalign_mm.analysis.twins import randomize
 from tlalign_mm.backbones import Backbone, SwinTransformer
 from tlalign_mm.labels import merge_2x2, pool, residual
 from tlalign_mm.labels.windows import partition, plan_windows, reverse
@@ -107,6 +109,35 @@ def test_padding_shares_attention_but_carries_no_label() -> None:
     weights = weights / weights.sum(-1, keepdim=True)
     expected = residual(reverse(weights @ partition(labels, grid), grid), labels)
     torch.testing.assert_close(moved, expected)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("size", [(64, 64), (33, 50), (16, 70)])
+@torch.no_grad()
+def test_maps_equal_mmsegmentations_with_padding_and_shift(size: tuple[int, int]) -> None:
+    weights = randomize(SwinTransformer(**SMALL)).state_dict()
+    stock, ours = build_pair("swin", 64, weights, **SMALL)
+    ours.eval(), stock.eval()
+    images = torch.randn(2, 3, *size)
+    for one, other in zip(ours(images), stock(images), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("arch", "window_size", "name"),
+    [
+        ("swin-tiny", 7, "swin_tiny_patch4_window7_224"),
+        ("swin-small", 7, "swin_small_patch4_window7_224"),
+        ("swin-base", 12, "swin_base_patch4_window12_384"),
+        ("swin-large", 7, "swin_large_patch4_window7_224"),
+        ("swin-large", 12, "swin_large_patch4_window12_384"),
+    ],
+)
+def test_every_arch_has_timms_tensors(arch: str, window_size: int, name: str) -> None:
+    with torch.device("meta"):
+        theirs = timm.create_model(name, num_classes=0).state_dict()
+        ours = SwinTransformer(arch, window_size=window_size, out_indices=()).state_dict()
+    assert {n: t.shape for n, t in ours.items()} == {n: t.shape for n, t in theirs.items()}
 
 
 def test_always_shift_changes_maps_of_one_window_only() -> None:

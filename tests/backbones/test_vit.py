@@ -21,6 +21,7 @@ ATOL = 1e-5
 class TestContract(BackboneContract):
     strides = (4, 4)
     channels = (24, 24)
+    compile_backend = "aot_eager"
 
     def build(self, **kwargs: object) -> Backbone:
         return VisionTransformer(**{**SMALL, "out_indices": (0, 1), **kwargs})

@@ -131,10 +131,14 @@ def _follow_swin(replay: LabelReplay, model: SwinTransformer) -> None:
         def move(attention: Tensor) -> Tensor:
             label_map = replay.labels.unflatten(1, replay.grid)
             rolled = label_map.roll((-shift[0], -shift[1]), (1, 2))
-            windows = window_partition(rolled, window).flatten(1, 2)
-            moved = (attention @ windows).unflatten(1, window)
-            moved = window_reverse(moved, window, *replay.grid)
-            return moved.roll(tuple(shift), (1, 2)).flatten(1, 2)
+            height, width = replay.grid
+            short = (-height % window[0], -width % window[1])
+            padded = F.pad(rolled, (0, 0, 0, short[1], 0, short[0]))  # timm rolls, then pads
+            moved = attention @ window_partition(padded, window).flatten(1, 2)
+            moved = moved / moved.sum(-1, keepdim=True)  # padding has no label
+            size = (height + short[0], width + short[1])
+            moved = window_reverse(moved.unflatten(1, window), window, *size)
+            return moved[:, :height, :width].roll(tuple(shift), (1, 2)).flatten(1, 2)
 
         return move
 

@@ -67,6 +67,11 @@ def plan_windows(
     return WindowGrid(size, window, shift)
 
 
+def pad_map(x: Tensor, rows: int, columns: int) -> Tensor:
+    """Zeros below and to the right of a map (B, H, W, C); without any, the map and no copy."""
+    return F.pad(x, (0, 0, 0, columns, 0, rows)) if rows or columns else x
+
+
 def partition(x: Tensor, grid: WindowGrid) -> Tensor:
     """Cut a map into windows.
 
@@ -86,7 +91,7 @@ def partition(x: Tensor, grid: WindowGrid) -> Tensor:
             f"for {grid.size[0]}x{grid.size[1]}."
         )
     (height, width), (win_h, win_w) = grid.padded, grid.window
-    x = F.pad(x, (0, 0, 0, width - x.shape[2], 0, height - x.shape[1]))
+    x = pad_map(x, height - x.shape[1], width - x.shape[2])
     if any(grid.shift):
         x = x.roll((-grid.shift[0], -grid.shift[1]), dims=(1, 2))
     x = x.reshape(-1, height // win_h, win_h, width // win_w, win_w, x.shape[-1])

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tlalign_mm.labels import reduce_by_window, reduce_to, stream
+from tlalign_mm.labels.windows import pad_map
 from tlalign_mm.layers.attention import attend, attention_row
 from tlalign_mm.layers.block import Block, run_block
 
@@ -104,8 +105,7 @@ class SpatialReductionAttention(nn.Module):
 
     def _pad(self, x: Tensor) -> Tensor:
         """Zeros below and to the right of a map (B, H, W, C) whose sides are smaller than R."""
-        short = [max(0, self.sr_ratio - side) for side in x.shape[1:3]]
-        return F.pad(x, (0, 0, 0, short[1], 0, short[0]))
+        return pad_map(x, *(max(0, self.sr_ratio - side) for side in x.shape[1:3]))
 
     def _heads(self, x: Tensor) -> Tensor:
         """(B, ..., C) to (B, h, N, D)."""
@@ -146,8 +146,7 @@ class PyramidEmbed(nn.Module):
         self, x: Tensor, token_labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Map (B, H, W, C) and (B, H, W, K) to maps of ceil(H / P) x ceil(W / P) tokens."""
-        short = [-side % self.patch_size for side in x.shape[1:3]]
-        x = F.pad(x, (0, 0, 0, short[1], 0, short[0]))
+        x = pad_map(x, *(-side % self.patch_size for side in x.shape[1:3]))
         x = self.norm(self.proj(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
         if token_labels is not None:
             token_labels = reduce_by_window(

@@ -14,7 +14,14 @@ from timm.layers import Mlp, resize_rel_pos_bias_table_simple, trunc_normal_
 from torch import Tensor, nn
 
 from tlalign_mm.labels import merge_2x2, stream
-from tlalign_mm.labels.windows import WindowGrid, partition, plan_windows, reverse, shift_mask
+from tlalign_mm.labels.windows import (
+    WindowGrid,
+    pad_map,
+    partition,
+    plan_windows,
+    reverse,
+    shift_mask,
+)
 from tlalign_mm.layers.attention import attend
 from tlalign_mm.layers.block import Block, run_block
 
@@ -132,7 +139,7 @@ class PatchMerging(nn.Module):
         self, x: Tensor, token_labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Map (B, H, W, C) to (B, ceil(H / 2), ceil(W / 2), 2 C), labels to the same map."""
-        x = nn.functional.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
+        x = pad_map(x, x.shape[1] % 2, x.shape[2] % 2)
         x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # (B, H/2, 2, W/2, 2, C)
         # neighbours in the order (0, 0), (1, 0), (0, 1), (1, 1) of the published weights
         x = self.reduction(self.norm(x.permute(0, 1, 3, 4, 2, 5).flatten(3)))
