@@ -39,6 +39,36 @@ def test_the_tl_align_target_is_what_the_backbone_carries(build_classifier, batc
     assert losses["lam_rmse"] > 0, "attention moves content, so the ratios differ"
 
 
+VIT = {
+    "type": "tlalign_mm.VisionTransformer",
+    "embed_dim": 8,
+    "depth": 2,
+    "num_heads": 2,
+    "patch_size": 4,
+    "img_size": 16,
+    "drop_path_rate": 0.0,
+    "out_indices": (),
+}
+
+
+def test_the_transmix_target_is_half_area_half_class_attention(build_classifier, batch) -> None:
+    model = build_classifier(target="transmix", backbone=VIT)
+    data = model.data_preprocessor(batch, training=True)
+    attention = model.backbone.forward_features(data["inputs"], None, True).class_attention
+    own = 1 - data["mix"].mask[:, 0, ::4, ::4]
+    seen = (attention * own).sum((1, 2)) / attention.sum((1, 2))
+    lam = (data["mix"].lam + seen) / 2
+    losses = model(**data, mode="loss")
+    expected = expected_loss(model, data, torch.stack([lam, 1 - lam], 1))
+    torch.testing.assert_close(losses["loss"], expected)
+    assert losses["lam_rmse"] > 0
+
+
+def test_transmix_needs_a_class_token(build_classifier) -> None:
+    with pytest.raises(ValueError, match="needs a class token, which SwinTransformer has not"):
+        build_classifier(target="transmix")
+
+
 def test_both_targets_agree_on_unmixed_images(build_classifier, batch) -> None:
     losses = []
     for target in ("area", "tl_align"):

@@ -6,6 +6,7 @@ from mmengine.model import BaseModel
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from tlalign_mm.backbones import Pooled
 from tlalign_mm.labels import (
     MixParams,
     area_labels,
@@ -91,16 +92,10 @@ class ImageClassifier(BaseModel):
         if mix is None:
             logits = self.head(self.backbone.forward_features(inputs).features)
             return {"loss": F.cross_entropy(logits.float(), targets)}
-        token = None
-        if self.target == "tl_align":
-            token = token_labels(mix, self.backbone.patch_size)
+        aligned = self.target == "tl_align"
+        token = token_labels(mix, self.backbone.patch_size) if aligned else None
         pooled = self.backbone.forward_features(inputs, token, self.target == "transmix")
-        area = area_labels(mix)
-        mix_labels = {
-            "area": lambda: area,
-            "transmix": lambda: transmix_labels(pooled.class_attention, mix, self.backbone.stride),
-            "tl_align": lambda: pooled.token_labels,
-        }[self.target]()
+        area, mix_labels = area_labels(mix), self._mix_labels(pooled, mix)
         targets = class_targets(mix_labels, targets, mix.partner)
         losses = {"loss": F.cross_entropy(self.head(pooled.features).float(), targets)}
         with torch.no_grad():  # logged beside the loss; no key here holds "loss", so none is added
@@ -108,3 +103,11 @@ class ImageClassifier(BaseModel):
             losses["lam_target"] = mix_labels[:, 0].mean()
             losses["lam_rmse"] = (mix_labels - area)[:, 0].square().mean().sqrt()
         return losses
+
+    def _mix_labels(self, pooled: Pooled, mix: MixParams) -> Tensor:
+        """(B, 2) shares of own image and partner that the target is made of."""
+        if self.target == "tl_align":
+            return pooled.token_labels
+        if self.target == "transmix":
+            return transmix_labels(pooled.class_attention, mix, self.backbone.stride)
+        return area_labels(mix)
