@@ -67,8 +67,16 @@ def test_a_model_of_another_kind_is_refused() -> None:
 
 
 @pytest.mark.parametrize("method", label_steps.methods("deit-tiny"))
-def test_every_training_step_of_the_benchmark_runs(method: str) -> None:
+def test_every_training_step_of_the_benchmark_reaches_all_parameters(method, monkeypatch) -> None:
+    reached: list[bool] = []
+
+    def step(optimizer: torch.optim.Optimizer) -> None:
+        (group,) = optimizer.param_groups
+        reached.append(all(p.grad is not None for p in group["params"]))
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
     label_steps.build_step(method, "deit-tiny", batch=2, size=32)()
+    assert reached == [True]
 
 
 def test_transmix_is_left_out_without_a_class_token() -> None:

@@ -184,7 +184,7 @@ class BackboneContract:
         torch.testing.assert_close(pooled.features, expected.features)
         torch.testing.assert_close(pooled.token_labels, expected.token_labels)
 
-    def test_trains_under_data_parallel_without_unused_parameters(self, tmp_path) -> None:
+    def test_trains_under_data_parallel_without_unused_parameters(self) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -195,6 +195,8 @@ class BackboneContract:
                 sum(x.sum() for x in model(torch.randn(2, 3, 32, 32))).backward()
         finally:
             dist.destroy_process_group()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        assert trained and all(p.grad is not None for p in trained)
 
     def test_bad_rows_of_labels_are_refused(self) -> None:
         backbone = self.build_for_pretraining()
