@@ -13,7 +13,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from tlalign_mm.backbones.fields import check_images, check_out_indices, check_token_labels
-from tlalign_mm.checkpoints import CheckpointError, LoadReport, load_state, read
+from tlalign_mm.checkpoints import CheckpointError, LoadReport, backbone_part, load_state, read
 
 RESIZABLE = ("window_size", "img_size")  # their tables and position embeddings are interpolated
 
@@ -231,7 +231,7 @@ class Backbone(BaseModule):
         self._check_architecture(file.architecture, checkpoint)
         return load_state(
             self,
-            file.tensors,
+            backbone_part(file.tensors).tensors,
             str(checkpoint),
             self.dropped_keys,
             self.initial_keys,

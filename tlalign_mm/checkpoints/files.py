@@ -1,124 +1,241 @@
-"""Checkpoint files: tensors and a little text in, tensors and a little text out.
+"""Checkpoint files: weights in, whatever the format; nothing of a file is ever run."""
 
-Reading never runs code from a file: safetensors holds none, and ``torch.load`` is called with
-``weights_only=True`` and no fall-back.
-"""
-
-import json
-import os
 import pickle
+import struct
+import tarfile
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-WRAPPERS = ("state_dict", "model")
-PREFIXES = ("module.", "backbone.")
+from tlalign_mm.checkpoints.archives import Content, Place, forget, keep, load
+from tlalign_mm.checkpoints.content import Checkpoint, find_weights, from_metadata, object_instead
+from tlalign_mm.checkpoints.errors import CheckpointError
+from tlalign_mm.checkpoints.kinds import damaged, kind_of, one_line
+from tlalign_mm.checkpoints.shards import (
+    find_index,
+    read_index,
+    read_safetensors,
+    read_safetensors_header,
+)
+from tlalign_mm.checkpoints.torch_data import TORCH_RULES
+from tlalign_mm.checkpoints.unpickle import Rules
+
+__all__ = ["Checkpoint", "CheckpointError", "Header", "check_finite", "read", "read_header"]
+
+# What a damaged file makes the readers of its parts raise.
+DAMAGE = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+)
 
 
-class CheckpointError(ValueError):
-    """A file that cannot be used; the message says which, why and what to do."""
-
-
-class Checkpoint(NamedTuple):
-    """What a file holds.
+class Header(NamedTuple):
+    """What a file says without its data.
 
     Attributes:
-        tensors: Name to tensor, on the CPU.
-        layout: Who named the tensors (``tlalign_mm``), or None where the file does not say.
+        format: ``safetensors``, ``torch zip``, ``torch legacy``, ``torch tar``, ``pickle``, or one
+            of them with ``sharded`` before.
+        size: Of the file, or of all shards, in bytes.
+        shapes: Name to shape, as ``read`` would give the tensors.
+        dtypes: Name to type of number.
+        layout: Who named the tensors, or None where the file does not say.
         architecture: The backbone's ``architecture``, or None where the file does not say.
+        weights: ``model`` or ``ema``, where the file holds both and one was chosen.
+        beside: What else the file holds: key to a word about it.
+        meta: What the file says about itself, in plain values.
+        unsafe: Names in it for which it is not read unless it is trusted.
     """
 
-    tensors: dict[str, Tensor]
+    format: str
+    size: int
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, torch.dtype]
     layout: str | None = None
     architecture: dict | None = None
+    weights: str | None = None
+    beside: Mapping[str, str] = MappingProxyType({})
+    meta: Mapping[str, Any] = MappingProxyType({})
+    unsafe: list[str] = []  # noqa: RUF012
 
 
-def read(path: str | Path) -> Checkpoint:
-    """Read ``.safetensors``, or anything that ``torch.save`` wrote of plain tensors.
+def read(path: str | Path, weights: str | None = None, trust: bool = False) -> Checkpoint:
+    """Read a checkpoint of any format; its bytes decide which, not its name.
+
+    Args:
+        path: ``.pth``, ``.pt``, ``.bin``, ``.safetensors``, an index of shards or its folder.
+        weights: ``model`` or ``ema`` where the file holds both; None is the average where there is.
+        trust: Let Python run what the file asks for, if it is no plain data. Only for files whose
+            maker you trust as you trust a program.
+
+    Returns:
+        The weights, on the CPU and mapped from the file, so do not overwrite it in place.
 
     Raises:
-        CheckpointError: If the file is missing, empty, cut off, or holds more than tensors.
+        CheckpointError: If the file is missing, damaged, unsafe or holds no such weights.
     """
+    path = _resolve(path)
+    kind = kind_of(path)
+    if kind == "safetensors":
+        return from_metadata(*read_safetensors(path), str(path))
+    if kind == "index":
+        tensors = read_index(path, lambda shard: _read_shard(shard, trust))
+        return find_weights(tensors, weights, str(path))
+    return find_weights(read_content(path, trust=trust), weights, str(path))
+
+
+def _read_shard(path: Path, trust: bool) -> object:
+    safe = kind_of(path) == "safetensors"
+    return read_safetensors(path).tensors if safe else read_content(path, trust=trust)
+
+
+def _resolve(path: str | Path) -> Path:
     path = Path(path).expanduser()
-    if not path.is_file():
-        raise CheckpointError(f"Checkpoint {path} does not exist; check the path in init_cfg.")
-    if path.stat().st_size == 0:
-        raise CheckpointError(f"Checkpoint {path} is empty; delete it and make it again.")
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)
-    return Checkpoint(_unwrap(_read_pickle(path), path))
+    return find_index(path) if path.is_dir() else path
 
 
-def _read_safetensors(path: Path) -> Checkpoint:
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"Checkpoint {path} is incomplete or no safetensors file ({error}); "
-            "delete it and make it again."
-        ) from error
-    architecture = metadata.get("architecture")
-    return Checkpoint(
-        tensors, metadata.get("layout"), json.loads(architecture) if architecture else None
+def read_content(
+    path: Path, rules: Rules = TORCH_RULES, place: Place = keep, trust: bool = False
+) -> object:
+    """Read all that a file of ``torch.save`` holds, as it is nested there.
+
+    Args:
+        path: The file.
+        rules: What may be made from it.
+        place: Where its storages shall lie.
+        trust: Let Python run what the file asks for, if it is no plain data.
+
+    Raises:
+        CheckpointError: If the file is damaged, or not data alone and not trusted.
+    """
+    content = _load(path, rules, place)
+    if not content.unsafe:
+        return content.value
+    if trust:
+        return _run(path, content.format)
+    whole = object_instead(content.value)
+    names = ", ".join(content.unsafe[:4]) + ", …" * (len(content.unsafe) > 4)
+    found = f"a whole object of class {whole} instead of a state dict" if whole else names
+    raise CheckpointError(
+        f"Checkpoint {path} holds {found}, which is not read since that would run code from it; "
+        "export its state_dict() where it was made, or pass --trust (trust=True) if you trust its "
+        "maker as you trust a program."
     )
 
 
-def _read_pickle(path: Path) -> object:
+def _load(path: Path, rules: Rules, place: Place) -> Content:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+        return load(path, kind_of(path), rules, place)
+    except CheckpointError:
+        raise
+    except (*DAMAGE, NotImplementedError) as error:
+        raise damaged(path, error) from error
+
+
+def _run(path: Path, form: str) -> object:
+    """Unpickle a file that is trusted."""
+    try:
+        if form == "pickle":
+            return pickle.loads(path.read_bytes())
+        return torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:  # a program may fail in any way
         raise CheckpointError(
-            f"Checkpoint {path} holds more than tensors and is not read, since that would run code "
-            "from it; export the backbone as .safetensors instead."
-        ) from error
-    except (EOFError, RuntimeError) as error:
-        raise CheckpointError(
-            f"Checkpoint {path} is incomplete or no checkpoint; delete it and make it again."
+            f"Checkpoint {path} cannot be unpickled ({type(error).__name__}: {one_line(error)}); "
+            "install what it needs, or export its state_dict() where it was made."
         ) from error
 
 
-def _unwrap(content: object, path: Path) -> dict[str, Tensor]:
-    for wrapper in WRAPPERS:
-        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
-            content = content[wrapper]
-    tensors = content if isinstance(content, dict) else {}
-    tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
-    if not tensors:
-        raise CheckpointError(f"Checkpoint {path} holds no state dict; name the right file.")
-    for prefix in PREFIXES:
-        inside = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        tensors = inside or tensors
-    return tensors
+def read_header(path: str | Path, weights: str | None = None) -> Header:
+    """Read what a file says about its weights, without their data.
 
+    A file that is not data alone is described as far as that goes, and what it asks for is named.
 
-def write(path: str | Path, checkpoint: Checkpoint) -> Path:
-    """Write a safetensors file whole or not at all.
-
-    The file is completed under another name beside ``path`` and then moved into place.
+    Args:
+        path: As for ``read``.
+        weights: As for ``read``.
 
     Raises:
-        OSError: If it cannot be written, for example on a full disk.
+        CheckpointError: If the file is missing or damaged, or safe and without such weights.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"format": "pt"}
-    if checkpoint.layout:
-        metadata["layout"] = checkpoint.layout
-    if checkpoint.architecture:
-        metadata["architecture"] = json.dumps(checkpoint.architecture)
-    tensors = {k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    path = _resolve(path)
+    kind = kind_of(path)
+    if kind == "safetensors":
+        return _header(path, kind, from_metadata(*read_safetensors_header(path), str(path)))
+    if kind == "index":
+        return _index_header(path, weights)
+    content = _load(path, TORCH_RULES, forget)
     try:
-        save_file(tensors, partial, metadata)
-        os.replace(partial, path)
-    except SafetensorError as error:
-        raise OSError(f"Cannot write {path} ({error}); free space and run this again.") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return path
+        found = find_weights(content.value, weights, str(path))
+    except CheckpointError:
+        if not content.unsafe:
+            raise
+        found = Checkpoint({})
+    return _header(path, content.format, found)._replace(unsafe=content.unsafe)
+
+
+def _header(path: Path, form: str, found: Checkpoint) -> Header:
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.tensors.items()}
+    dtypes = {name: tensor.dtype for name, tensor in found.tensors.items()}
+    return Header(form, path.stat().st_size, shapes, dtypes, *found[1:])
+
+
+def _index_header(path: Path, weights: str | None) -> Header:
+    shards: dict[Path, Content] = {}
+
+    def shard(file: Path) -> object:
+        if kind_of(file) == "safetensors":
+            shards[file] = Content(read_safetensors_header(file).tensors, "safetensors", [])
+        else:
+            shards[file] = _load(file, TORCH_RULES, forget)
+        return shards[file].value
+
+    found = find_weights(read_index(path, shard), weights, str(path))
+    form = next(iter(shards.values())).format
+    return _header(path, f"sharded {form}", found)._replace(
+        size=sum(file.stat().st_size for file in shards),
+        unsafe=[name for content in shards.values() for name in content.unsafe],
+    )
+
+
+def check_finite(tensors: dict[str, Tensor], source: str) -> None:
+    """Refuse weights that are not numbers.
+
+    Args:
+        tensors: Name to tensor.
+        source: The file, for the message.
+
+    Raises:
+        CheckpointError: If a tensor holds NaN or infinity; the first ones are named.
+    """
+    bad = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
+    if bad:
+        more = f" and {len(bad) - 4} more" if len(bad) > 4 else ""
+        raise CheckpointError(
+            f"Checkpoint {source} holds NaN or infinity in {', '.join(bad[:4])}{more}; take an "
+            "earlier checkpoint of that training."
+        )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    if tensor.element_size() == 1:  # float8 knows no arithmetic
+        tensor = tensor.float()
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low) and torch.isfinite(high))

@@ -1,0 +1,5 @@
+"""The one error that bad checkpoint files raise."""
+
+
+class CheckpointError(ValueError):
+    """A file that cannot be used; the message says which, why and what to do."""
