@@ -230,7 +230,7 @@ def test_running_statistics_stay_where_frozen_and_move_once_elsewhere() -> None:
 def test_a_pretraining_model_wants_all_class_blocks(tmp_path: Path) -> None:
     path = save(twins(16)[0], tmp_path)
     for layers in (1, 3):
-        with pytest.raises(CheckpointError, match="cls_attn_blocks"):
+        with pytest.raises(CheckpointError, match=f"layers is 2 there and {layers} here"):
             XCiT(**SMALL, cls_attn_layers=layers, out_indices=()).load(path)
 
 

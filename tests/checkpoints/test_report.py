@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tlalign_mm.backbones import SwinTransformer
-from tlalign_mm.checkpoints import Checkpoint, CheckpointError, load_state, write
+from tlalign_mm.checkpoints import Checkpoint, CheckpointError, Report, load_state, write
 
 SMALL = {"embed_dim": 24, "depths": (1, 1), "num_heads": (3, 6), "window_size": 4}
 
@@ -18,7 +18,7 @@ def test_every_tensor_is_accounted_for() -> None:
     tensors = {k: v for k, v in model().state_dict().items() if not k.startswith("norm")}
     tensors |= {"fc.weight": torch.zeros(1)}
     target = model()
-    report = load_state(target, tensors, "file", dropped=[r"fc\..*"], initial=[r"norm\..*"])
+    report = load_state(target, tensors, Report("file"), dropped=[r"fc\..*"], initial=[r"norm\..*"])
     assert report.matched == ["a.weight", "a.bias", "head.weight", "head.bias"]
     assert report.dropped == ["fc.weight"]
     assert report.initial == ["norm.weight", "norm.bias"]
@@ -31,27 +31,27 @@ def test_unexplained_tensors_fail_and_are_named() -> None:
     tensors = {**model().state_dict(), "layers.0.weight": torch.zeros(1)}
     del tensors["a.bias"]
     with pytest.raises(CheckpointError, match=r"missing \['a.bias'\].*\['layers.0.weight'\]"):
-        load_state(model(), tensors, "file")
-    report = load_state(model(), tensors, "file", strict=False)
+        load_state(model(), tensors, Report("file"))
+    report = load_state(model(), tensors, Report("file"), strict=False)
     assert (report.missing, report.unexpected) == (["a.bias"], ["layers.0.weight"])
 
 
 def test_too_little_coverage_fails() -> None:
     tensors = {"norm.weight": torch.ones(4)}
     with pytest.raises(CheckpointError, match="covers 10.5 %"):
-        load_state(model(), tensors, "file", initial=[".*"])
+        load_state(model(), tensors, Report("file"), initial=[".*"])
 
 
 def test_a_wrong_shape_fails_with_the_tensor_named() -> None:
     tensors = {**model().state_dict(), "a.weight": torch.zeros(5, 4)}
     with pytest.raises(CheckpointError, match="a.weight"):
-        load_state(model(), tensors, "file", strict=False)
+        load_state(model(), tensors, Report("file"), strict=False)
 
 
 def test_resized_tensors_are_listed_with_both_shapes() -> None:
     tensors = SwinTransformer(**SMALL, out_indices=(0, 1)).state_dict()
     target = SwinTransformer(**{**SMALL, "window_size": 7}, out_indices=(0, 1))
-    report = load_state(target, tensors, "file")
+    report = load_state(target, tensors, Report("file"))
     assert report.resized == {
         f"layers.{i}.blocks.0.attn.relative_position_bias_table": ((49, heads), (169, heads))
         for i, heads in enumerate((3, 6))

@@ -5,6 +5,7 @@ The outer contract is mmsegmentation's and mmdetection's (``init_cfg``, ``frozen
 loop over the blocks, which each architecture writes once.
 """
 
+import inspect
 from typing import Any, NamedTuple
 
 from mmengine.logging import print_log
@@ -13,7 +14,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from tlalign_mm.backbones.fields import check_images, check_out_indices, check_token_labels
-from tlalign_mm.checkpoints import CheckpointError, LoadReport, backbone_part, load_state, read
+from tlalign_mm.checkpoints import CheckpointError, Report, load_state, read, read_weights
 
 RESIZABLE = ("window_size", "img_size")  # their tables and position embeddings are interpolated
 
@@ -52,11 +53,13 @@ class Backbone(BaseModule):
     Attributes:
         dropped_keys: Patterns of names that a checkpoint may hold in vain.
         initial_keys: Patterns of names that a checkpoint need not hold.
+        free_fields: Fields of the architecture that a file may differ in.
         has_class_token: Whether pretraining can return class attention.
     """
 
     dropped_keys: tuple[str, ...] = ()
     initial_keys: tuple[str, ...] = ()
+    free_fields: tuple[str, ...] = ()
     has_class_token = False
 
     def __init__(
@@ -207,53 +210,84 @@ class Backbone(BaseModule):
     def init_weights(self) -> None:
         """Load ``init_cfg=dict(type='Pretrained', checkpoint=…)`` and log the report.
 
-        The constructor has initialised all tensors; an ``init_cfg`` of another type is mmengine's
-        and replaces those that it names.
+        Any further field of ``init_cfg`` is one of ``load``. The constructor has initialised all
+        tensors; an ``init_cfg`` of another type is mmengine's and replaces those that it names.
+
+        Raises:
+            CheckpointError: As ``load``.
+            ValueError: If ``init_cfg`` has a field that ``load`` does not know.
         """
         cfg = dict(self.init_cfg or {})
         if cfg.pop("type", None) != "Pretrained":
             super().init_weights()
             return
+        unknown = cfg.keys() - inspect.signature(self.load).parameters.keys()
+        if unknown:
+            raise ValueError(
+                f"init_cfg has the unknown fields {sorted(unknown)}; beside type and checkpoint it "
+                "may have prefix, strict, weights, layout and minimum_coverage."
+            )
         print_log(str(self.load(**cfg)), logger="current")
         self._is_init = True
 
-    def load(self, checkpoint: str, strict: bool = True) -> LoadReport:
-        """Load a backbone file of this layout.
+    def load(
+        self,
+        checkpoint: str,
+        prefix: str | None = None,
+        strict: bool = True,
+        weights: str | None = None,
+        layout: str | None = None,
+        minimum_coverage: float = 50.0,
+    ) -> Report:
+        """Load a file of any known layout.
 
         Args:
             checkpoint: Path of the file.
-            strict: Fail on unexplained tensors and on too little coverage.
+            prefix: What stands before the backbone's names in a whole model; found where None.
+            strict: Fail on another architecture, on unexplained tensors and on too little coverage.
+            weights: ``model`` or ``ema`` where the file has both; None takes the average.
+            layout: Whose names these are where the file leaves it open (``timm``, ``mmseg``, …).
+            minimum_coverage: In percent of the backbone's parameters.
 
         Raises:
             CheckpointError: If the file cannot be read or does not fit.
         """
-        file = read(checkpoint)
-        self._check_architecture(file.architecture, checkpoint)
+        file = read(checkpoint, weights)
+        found = read_weights(file, str(checkpoint), prefix, layout)
+        sizes = {key: value for key, value in found.architecture.known.items() if value is not None}
+        self._check_architecture(sizes, str(checkpoint), strict)
         return load_state(
             self,
-            backbone_part(file.tensors).tensors,
-            str(checkpoint),
+            found.tensors,
+            found.report(str(checkpoint)),
             self.dropped_keys,
             self.initial_keys,
             strict,
-            fit=lambda tensors: self._fit(tensors, file.architecture or {}),
+            minimum_coverage,
+            fit=lambda tensors: self._fit(tensors, sizes),
         )
 
     def _fit(self, tensors: dict[str, Tensor], source: dict[str, Any]) -> dict[str, Tensor]:
         """Resize what needs the source's architecture; load hooks do the rest."""
         return tensors
 
-    def _check_architecture(self, theirs: dict[str, Any] | None, source: str) -> None:
-        differing = {
-            key: (value, self.architecture.get(key))
-            for key, value in (theirs or {}).items()
-            if key not in RESIZABLE and value != self.architecture.get(key)
-        }
-        if differing:
-            fields = "; ".join(f"{k} is {a} there and {b} here" for k, (a, b) in differing.items())
+    def _check_architecture(self, theirs: dict[str, Any], source: str, strict: bool) -> None:
+        """Compare what a file's tensors tell; another network is refused in any case."""
+        own = self.architecture
+        if theirs["type"] != own["type"]:
             raise CheckpointError(
-                f"Checkpoint {source} is of another architecture: {fields}; change the backbone's "
-                "fields in the config or name another file."
+                f"Checkpoint {source} is a {theirs['type']}, not a {own['type']}; name another "
+                "file or choose that backbone."
+            )
+        differing = [
+            f"{key} is {value} there and {own[key]} here"
+            for key, value in theirs.items()
+            if key in own and key not in (*RESIZABLE, *self.free_fields) and value != own[key]
+        ]
+        if strict and differing:
+            raise CheckpointError(
+                f"Checkpoint {source} is of another architecture: {'; '.join(differing)}; change "
+                "the backbone's fields in the config or name another file."
             )
 
 

@@ -111,8 +111,11 @@ class CASwinTransformer(SwinTransformer):
         extra = {"cls_token": 0, "class_block": self._num_blocks()}
         return extra[parts[0]] if parts[0] in extra else super()._depth_of(parts)
 
-    def _check_architecture(self, theirs: dict[str, Any] | None, source: str) -> None:
-        """A Swin file of the same fields fits as well."""
-        if theirs and theirs.get("type") == SwinTransformer.__name__:
-            theirs = {**theirs, "type": type(self).__name__}
-        super()._check_architecture(theirs, source)
+    def _check_architecture(self, theirs: dict[str, Any], source: str, strict: bool) -> None:
+        """A Swin file fits as well, and so does one that is a block shorter: ours without class."""
+        if theirs["type"] == SwinTransformer.__name__:
+            depths = theirs["depths"]
+            if depths[-1] == self.architecture["depths"][-1] - 1:
+                depths = [*depths[:-1], depths[-1] + 1]
+            theirs = {**theirs, "type": type(self).__name__, "depths": depths}
+        super()._check_architecture(theirs, source, strict)

@@ -129,6 +129,7 @@ class CaiT(Backbone):
             for _ in range(depth)
         )
         if self.out_indices:  # a file's class token is of no use to maps
+            self.free_fields = ("depth_token_only",)
             self.dropped_keys += (r"cls_token", r"blocks_token_only\..*", r"norm\.(weight|bias)")
         else:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))

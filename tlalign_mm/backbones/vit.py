@@ -103,6 +103,8 @@ class VisionTransformer(Backbone):
         )
         self.grid = tuple(-(-side // patch_size) for side in to_2tuple(img_size))
         self.num_prefix = 1 + sizes["distilled"]
+        if not sizes["distilled"]:  # a file's distillation token is dropped, but not made up
+            self.free_fields = ("distilled",)
         self.patch_embed = PatchEmbed(
             None, patch_size, 3, dim, output_fmt="NHWC", dynamic_img_pad=True
         )

@@ -125,6 +125,7 @@ class XCiT(Backbone):
             XCABlock(dim, num_heads, mlp_ratio, qkv_bias, eta, drop_path_rate) for _ in range(depth)
         )
         if self.out_indices:  # a file's class token is of no use to maps
+            self.free_fields = ("cls_attn_layers", "tokens_norm")
             self.dropped_keys += (r"cls_token", r"cls_attn_blocks\..*", r"norm\.(weight|bias)")
         else:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
