@@ -13,6 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tlalign_mm.checkpoints.allowed import PYTHON_RULES
+from tlalign_mm.checkpoints.unpickle import Unpickler
+
 TENSORS = {
     "patch_embed.proj.weight": torch.arange(24.0).reshape(2, 3, 2, 2),
     "norm.weight": torch.ones(3, dtype=torch.bfloat16),
@@ -158,3 +161,19 @@ def repack(path: Path, change: Callable[[str, bytes], bytes | None]) -> Path:
             if changed is not None:
                 archive.writestr(name, changed)
     return path
+
+
+class Call:
+    """Pickles as a call of anything."""
+
+    def __init__(self, function: object, *arguments: object) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple:
+        return self.call
+
+
+def unpickle(pickled: bytes) -> tuple[object, list[str]]:
+    """What a pickle holds, and the names in it that are not allowed."""
+    unpickler = Unpickler(PYTHON_RULES, lambda pid: pid)
+    return unpickler.load(io.BytesIO(pickled)), list(unpickler.unsafe)

@@ -189,7 +189,10 @@ def _set_dtype(target: np.dtype, state: object) -> None:
     _check(isinstance(state, tuple) and 8 <= len(state) <= 9, "an odd dtype")
     order = as_bytes(state[1]).decode("ascii")
     _check(order in ("<", ">", "=", "|") and state[2:5] == (None, None, None), "an odd dtype")
-    target.__setstate__((3, order, None, None, None, -1, -1, 0))
+    sizes = (
+        (target.itemsize, target.alignment, target.flags) if target.kind in "USV" else (-1, -1, 0)
+    )
+    target.__setstate__((3, order, None, None, None, *sizes))
 
 
 def _scalar(dtype: object, data: object) -> np.generic:
@@ -237,6 +240,7 @@ BUILDERS: dict[str, Callable[..., object]] = {
     "builtins.bytes": _bytes(bytes),
     "builtins.complex": _numbers(complex),
     "builtins.range": _numbers(range),
+    "builtins.xrange": _numbers(range),
     "builtins.slice": _numbers(slice),
     "builtins.int": _numbers(int),
     "builtins.float": _numbers(float),
@@ -273,6 +277,7 @@ STATES: dict[type, Callable[..., None]] = {
     collections.OrderedDict: _set_ordered,
     dict: lambda target, state: None,  # attributes of a config beside its items
     np.ndarray: _set_array,
+    np.dtype: _set_dtype,
     StandIn: _set_stand_in,
 }
 PYTHON_RULES = Rules(VALUES, BUILDERS, STATES)

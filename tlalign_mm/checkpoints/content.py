@@ -69,10 +69,11 @@ def find_weights(content: object, weights: str | None, source: str) -> Checkpoin
         )
     chosen = weights or ("ema" if "ema" in found else "model")
     if chosen not in found:
-        (other,) = found
+        ((other, (key, _)),) = found.items()
+        place = f" under {key!r}" if key else ""
         raise CheckpointError(
-            f"Checkpoint {source} holds no {chosen} weights, only {other} weights under "
-            f"{found[other][0]!r}; leave --weights out."
+            f"Checkpoint {source} holds no {chosen} weights, only {other} weights{place}; leave "
+            "--weights out."
         )
     key, state = found[chosen]
     meta = _mapping(_mapping(content).get("meta"))
@@ -88,16 +89,22 @@ def find_weights(content: object, weights: str | None, source: str) -> Checkpoin
     )
 
 
-def from_metadata(tensors: dict[str, Tensor], metadata: dict[str, str], source: str) -> Checkpoint:
+def from_metadata(
+    tensors: dict[str, Tensor], metadata: dict[str, str], weights: str | None, source: str
+) -> Checkpoint:
     """What a safetensors file holds.
 
     Args:
         tensors: As in the file.
         metadata: The text in its header.
+        weights: As for ``find_weights``.
         source: The file, for messages.
+
+    Raises:
+        CheckpointError: As ``find_weights``.
     """
     architecture, meta = _json(metadata.get("architecture")), _json(metadata.get("meta"))
-    return find_weights(tensors, None, source)._replace(
+    return find_weights(tensors, weights, source)._replace(
         layout=metadata.get("layout"), architecture=architecture or None, meta=meta
     )
 
@@ -115,10 +122,11 @@ def _mapping(value: object) -> Mapping:
     return value if isinstance(value, Mapping) else {}
 
 
-def object_instead(content: object) -> str | None:
-    """Class of a whole object that a file holds where a state dict belongs, or None."""
+def module_instead(content: object) -> str | None:
+    """Class of a whole module that a file holds where a state dict belongs, or None."""
     places = (content, *(_mapping(content).get(key) for key in WRAPPERS))
-    return next((v.name for v in places if isinstance(v, Foreign | StandIn)), None)
+    found = (v for v in places if isinstance(v, Foreign) and "_modules" in _mapping(v.state))
+    return next((module.name for module in found), None)
 
 
 def _state_dicts(content: object, depth: int = DEPTH) -> dict[str, tuple[str, Mapping]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tlalign_mm.checkpoints.archives import Content, Place, forget, keep, load
-from tlalign_mm.checkpoints.content import Checkpoint, find_weights, from_metadata, object_instead
+from tlalign_mm.checkpoints.content import Checkpoint, find_weights, from_metadata, module_instead
 from tlalign_mm.checkpoints.errors import CheckpointError
 from tlalign_mm.checkpoints.kinds import damaged, kind_of, one_line
 from tlalign_mm.checkpoints.shards import (
@@ -91,7 +91,7 @@ def read(path: str | Path, weights: str | None = None, trust: bool = False) -> C
     path = _resolve(path)
     kind = kind_of(path)
     if kind == "safetensors":
-        return from_metadata(*read_safetensors(path), str(path))
+        return from_metadata(*read_safetensors(path), weights, str(path))
     if kind == "index":
         tensors = read_index(path, lambda shard: _read_shard(shard, trust))
         return find_weights(tensors, weights, str(path))
@@ -127,9 +127,9 @@ def read_content(
         return content.value
     if trust:
         return _run(path, content.format)
-    whole = object_instead(content.value)
+    whole = module_instead(content.value)
     names = ", ".join(content.unsafe[:4]) + ", …" * (len(content.unsafe) > 4)
-    found = f"a whole object of class {whole} instead of a state dict" if whole else names
+    found = f"a whole model of class {whole} instead of a state dict" if whole else names
     raise CheckpointError(
         f"Checkpoint {path} holds {found}, which is not read since that would run code from it; "
         "export its state_dict() where it was made, or pass --trust (trust=True) if you trust its "
@@ -174,7 +174,8 @@ def read_header(path: str | Path, weights: str | None = None) -> Header:
     path = _resolve(path)
     kind = kind_of(path)
     if kind == "safetensors":
-        return _header(path, kind, from_metadata(*read_safetensors_header(path), str(path)))
+        found = from_metadata(*read_safetensors_header(path), weights, str(path))
+        return _header(path, kind, found)
     if kind == "index":
         return _index_header(path, weights)
     content = _load(path, TORCH_RULES, forget)

@@ -46,14 +46,17 @@ class Global(NamedTuple):
     build: Callable[..., object] | None
 
 
-class Foreign(NamedTuple):
+class Foreign:
     """What an unknown class or function would have made.
 
     Attributes:
         name: Dotted name of the class or function.
+        state: The object's attributes in the file.
     """
 
-    name: str
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state: object = None
 
 
 class Rules(NamedTuple):
@@ -184,10 +187,12 @@ class Unpickler:
         """Give the value on top of the stack its state."""
         target = self.stack[-1]
         if isinstance(target, Foreign):
+            target.state = state
             return
-        if type(target) not in self.rules.states:
+        rules = [self.rules.states[c] for c in type(target).__mro__ if c in self.rules.states]
+        if not rules:
             raise ValueError(f"a state for a {type(target).__name__}")
-        self.rules.states[type(target)](target, state)
+        rules[0](target, state)
 
 
 def _mark(self: Unpickler, _: object) -> None:
