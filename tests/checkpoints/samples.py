@@ -24,6 +24,7 @@ TENSORS = {
 }
 STORAGES = {
     torch.float32: torch.FloatStorage,
+    torch.float16: torch.HalfStorage,
     torch.bfloat16: torch.BFloat16Storage,
     torch.int64: torch.LongStorage,
     torch.bool: torch.BoolStorage,
