@@ -264,11 +264,11 @@ class Backbone(BaseModule):
             self.initial_keys,
             strict,
             minimum_coverage,
-            fit=lambda tensors: self._fit(tensors, sizes),
+            fit=lambda tensors: self.fit(tensors, sizes),
         )
 
-    def _fit(self, tensors: dict[str, Tensor], source: dict[str, Any]) -> dict[str, Tensor]:
-        """Resize what needs the source's architecture; load hooks do the rest."""
+    def fit(self, tensors: dict[str, Tensor], source: dict[str, Any]) -> dict[str, Tensor]:
+        """Resize what needs the known fields of a file's architecture; load hooks do the rest."""
         return tensors
 
     def _check_architecture(self, theirs: dict[str, Any], source: str, strict: bool) -> None:

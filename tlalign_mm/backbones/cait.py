@@ -188,7 +188,7 @@ class CaiT(Backbone):
         before = {"blocks": 0, "blocks_token_only": len(self.blocks)}.get(parts[0])
         return None if before is None else before + int(parts[1]) + 1
 
-    def _fit(self, tensors: dict[str, Tensor], source: dict[str, Any]) -> dict[str, Tensor]:
+    def fit(self, tensors: dict[str, Tensor], source: dict[str, Any]) -> dict[str, Tensor]:
         """Resize the position embedding from the grid that the file names, non-square included."""
         tensors = dict(tensors)
         if "img_size" in source:

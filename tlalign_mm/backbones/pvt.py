@@ -219,7 +219,7 @@ class PyramidVisionTransformer(Backbone):
         before = sum(depths[: int(parts[0].removeprefix(part)) - 1])
         return before + (int(parts[1]) + 1 if part == "block" else 0)
 
-    def _fit(self, tensors: dict[str, Tensor], source: dict[str, Any]) -> dict[str, Tensor]:
+    def fit(self, tensors: dict[str, Tensor], source: dict[str, Any]) -> dict[str, Tensor]:
         """Resize the position embeddings from the grids that the file names."""
         if "img_size" not in source:
             return tensors

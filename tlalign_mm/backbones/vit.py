@@ -190,7 +190,7 @@ class VisionTransformer(Backbone):
             return 0
         return int(parts[1]) + 1 if parts[0] == "blocks" else None
 
-    def _fit(self, tensors: dict[str, Tensor], source: dict[str, Any]) -> dict[str, Tensor]:
+    def fit(self, tensors: dict[str, Tensor], source: dict[str, Any]) -> dict[str, Tensor]:
         """Resize the position embedding from the grid that the file names, non-square included."""
         if "img_size" in source:
             grid = tuple(-(-side // source["patch_size"]) for side in source["img_size"])

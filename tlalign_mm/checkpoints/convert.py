@@ -169,16 +169,21 @@ def _last_stage(names: Mapping[str, Any]) -> int:
     return max((int(stage) for stage in stages if stage.isdigit()), default=0)
 
 
-def _merge(found: Architecture, said: dict[str, Any] | None) -> Architecture:
-    """What the file says of itself, checked against its tensors."""
+def _merge(
+    found: Architecture,
+    said: dict[str, Any] | None,
+    where: str = "its metadata",
+    mend: str = "the file was altered, make it again",
+) -> Architecture:
+    """What is said of a file, checked against its tensors."""
     said = {key: value for key, value in (said or {}).items() if key != "type"}
     differing = [
-        f"{key} is {said[key]} by its metadata and {value} by its tensors"
+        f"{key} is {said[key]} by {where} and {value} by its tensors"
         for key, value in found.known.items()
         if key in said and value is not None and said[key] != value
     ]
     if differing:
-        raise CheckpointError(f"{'; '.join(differing)}: the file was altered, make it again.")
+        raise CheckpointError(f"{'; '.join(differing)}: {mend}.")
     assumed = tuple(key for key in found.assumed if key not in said)
     return Architecture({**found.fields, **said}, assumed)
 
@@ -205,4 +210,5 @@ def with_fields(weights: Weights, fields: dict[str, Any]) -> Weights:
     Raises:
         CheckpointError: If a field contradicts the tensors.
     """
-    return replace(weights, architecture=_merge(weights.architecture, fields))
+    merged = _merge(weights.architecture, fields, "--arch", "leave that field out")
+    return replace(weights, architecture=merged)
