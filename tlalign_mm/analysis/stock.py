@@ -1,193 +1,114 @@
-"""The stock dense backbones of mmsegmentation and mmdetection beside ours, with the same weights.
+"""The stock backbones of the mm libraries: their configs, and models beside ours.
 
 They are built by name through mmengine's registry, which imports their library; this module does
-not. The key maps are those of the libraries' own converters.
+not.
 """
 
-import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from mmengine.registry import MODELS as ROOT
 from torch import Tensor, nn
 
 import tlalign_mm.compat  # noqa: F401  (mmdetection needs mmcv's ops; it supplies absent ones)
+from tlalign_mm.analysis.stock_fields import CONFIGS, LIBRARIES, Sizes
 from tlalign_mm.backbones import Backbone
+from tlalign_mm.backbones.rebuild import check_known
+from tlalign_mm.checkpoints import Checkpoint, CheckpointError
+from tlalign_mm.checkpoints.convert import PREFIX, read_weights, write_weights
 from tlalign_mm.registry import MODELS
 
-State = dict[str, Tensor]
+OURS: dict[str, dict[str, Any]] = {  # further fields of ours for dense tasks
+    "deit": {"type": "tlalign_mm.VisionTransformer", "out_indices": (2, 5, 8, 11)},
+    "swin": {"type": "tlalign_mm.SwinTransformer", "always_shift": True},
+    "pvt-v2": {"type": "tlalign_mm.PyramidVisionTransformerV2"},
+    "pvt": {"type": "tlalign_mm.PyramidVisionTransformer"},
+}
+POSITIONS = ("deit", "pvt")  # ours hold a position embedding for one img_size
+
+
+def stock_config(
+    architecture: Sizes, layout: str, names: Iterable[str] | None = None, **fields: Any
+) -> dict[str, Any]:
+    """Config of the stock backbone with exactly these sizes.
+
+    Args:
+        architecture: As ``write_weights`` gives it: our class as ``type``, and the sizes.
+        layout: ``mmseg``, ``mmdet`` or ``mmpretrain``.
+        names: Names of the converted tensors, with or without ``backbone.``; they tell which norms
+            and class blocks there are. None stands for those of pretraining.
+        fields: Further fields of the stock class, which win.
+
+    Returns:
+        Plain values that may be printed and pasted into a config.
+
+    Raises:
+        CheckpointError: If a size is unknown, or the library has no such network.
+    """
+    family = architecture["type"]
+    if (family, layout) not in CONFIGS:
+        library = LIBRARIES.get(layout, layout)
+        raise CheckpointError(f"{library} has no backbone like {family}; choose another layout.")
+    check_known(architecture)
+    known = None if names is None else frozenset(name.removeprefix(PREFIX) for name in names)
+    return {**CONFIGS[family, layout](architecture, known), **fields}
+
+
+def build_stock(
+    architecture: Sizes, layout: str, tensors: Mapping[str, Tensor], **fields: Any
+) -> nn.Module:
+    """The stock backbone without stochastic depth and with random weights.
+
+    Args:
+        architecture: As for ``stock_config``.
+        layout: As for ``stock_config``.
+        tensors: What will be loaded; only the names count.
+        fields: Further fields of the stock class.
+    """
+    return ROOT.build(stock_config(architecture, layout, tensors, drop_path_rate=0.0, **fields))
 
 
 def build_pair(
-    arch: str, size: int, weights: State | None = None, **fields: Any
+    arch: str, size: int, weights: dict[str, Tensor] | None = None, **fields: Any
 ) -> tuple[nn.Module, Backbone]:
-    """Stock backbone and ours for dense tasks.
+    """Stock backbone and ours for dense tasks, with the same weights.
 
     Args:
-        arch: ``deit-…``, ``swin-…`` (mmsegmentation's) or ``pvt-…`` (mmdetection's, version 1); the
-            family alone (``deit``) where ``fields`` give the sizes.
+        arch: ``deit-…``, ``swin-…`` (mmsegmentation's), ``pvt-…`` or ``pvt-v2-…`` (mmdetection's);
+            the family alone (``deit``) where ``fields`` give the sizes.
         size: Side of the images that position embeddings are made for.
         weights: State dict of our backbone, or None for random ones.
         fields: Further fields of ours.
     """
-    family = arch.split("-")[0]
-    name = None if arch == family else arch
-    ours = MODELS.build(OURS[family](name, size) | fields)
+    family = next(family for family in OURS if arch == family or arch.startswith(f"{family}-"))
+    sizes = {"img_size": size} if family in POSITIONS else {}
+    cfg = {"arch": None if arch == family else arch, "drop_path_rate": 0.0}
+    ours = MODELS.build({**OURS[family], **sizes, **cfg, **fields})
     if weights is not None:
         ours.load_state_dict(weights)
-    stock = ROOT.build(STOCK[family](ours, size))
-    theirs = TO_STOCK[family](ours.state_dict())
-    missing, unexpected = stock.load_state_dict(theirs, strict=False)
-    missing = [name for name in missing if not name.endswith("relative_position_index")]
-    unexpected = [name for name in unexpected if name not in ("norm.weight", "norm.bias")]
-    if family == "pvt":  # mmdetection sets 1e-6 here, the official code and ours 1e-5
-        for name, module in stock.named_modules():
-            if isinstance(module, nn.LayerNorm) and name.endswith(("0.norm", "attn.norm")):
-                module.eps = 1e-5
-    if missing or unexpected:
-        raise RuntimeError(f"Stock {arch}: missing {missing}, unexpected {unexpected}.")
+    file = Checkpoint(ours.state_dict(), "tlalign_mm", ours.architecture)
+    converted, _ = write_weights(read_weights(file, "our backbone"), "mm")
+    tensors = {name.removeprefix(PREFIX): t for name, t in converted.tensors.items()}
+    stock = build_stock(
+        converted.architecture, converted.layout, tensors, out_indices=ours.out_indices
+    )
+    stock.load_state_dict(tensors)
+    if converted.layout == "mmdet":
+        set_published_eps(stock)
     return stock, ours
 
 
-def _our_vit(arch: str | None, size: int) -> dict[str, Any]:
-    return {
-        "type": "tlalign_mm.VisionTransformer",
-        "arch": arch,
-        "img_size": size,
-        "drop_path_rate": 0.0,
-        "out_indices": (2, 5, 8, 11),
-    }
+def set_published_eps(stock: nn.Module) -> list[str]:
+    """Give mmdetection's PVT the 1e-5 of the official code where it has 1e-6.
 
-
-def _our_swin(arch: str | None, size: int) -> dict[str, Any]:
-    return {
-        "type": "tlalign_mm.SwinTransformer",
-        "arch": arch,
-        "drop_path_rate": 0.0,
-        "always_shift": True,
-    }
-
-
-def _our_pvt(arch: str | None, size: int) -> dict[str, Any]:
-    return {
-        "type": "tlalign_mm.PyramidVisionTransformer",
-        "arch": arch,
-        "img_size": size,
-        "drop_path_rate": 0.0,
-    }
-
-
-def _stock_vit(ours: Backbone, size: int) -> dict[str, Any]:
-    sizes = ours.architecture
-    return {
-        "type": "mmseg.VisionTransformer",
-        "img_size": (size, size),
-        "patch_size": sizes["patch_size"],
-        "patch_bias": True,
-        "embed_dims": sizes["embed_dim"],
-        "num_layers": sizes["depth"],
-        "num_heads": sizes["num_heads"],
-        "out_indices": ours.out_indices,
-        "norm_cfg": {"type": "LN", "eps": 1e-6},
-        "interpolate_mode": "bicubic",
-    }
-
-
-def _stock_swin(ours: Backbone, size: int) -> dict[str, Any]:
-    sizes = ours.architecture
-    return {
-        "type": "mmseg.SwinTransformer",
-        "pretrain_img_size": size,
-        "patch_size": sizes["patch_size"],
-        "strides": (sizes["patch_size"], 2, 2, 2)[: len(sizes["depths"])],
-        "embed_dims": sizes["embed_dim"],
-        "depths": sizes["depths"],
-        "num_heads": sizes["num_heads"],
-        "window_size": sizes["window_size"],
-        "out_indices": ours.out_indices,
-        "drop_path_rate": 0.0,
-    }
-
-
-def _stock_pvt(ours: Backbone, size: int) -> dict[str, Any]:
-    sizes = ours.architecture
-    return {
-        "type": "mmdet.PyramidVisionTransformer",
-        "pretrain_img_size": size,
-        "embed_dims": sizes["embed_dims"][0],
-        "num_stages": len(sizes["depths"]),
-        "num_layers": sizes["depths"],
-        "num_heads": [d // sizes["embed_dims"][0] for d in sizes["embed_dims"]],
-        "strides": (sizes["patch_size"], 2, 2, 2)[: len(sizes["depths"])],
-        "patch_sizes": (sizes["patch_size"], 2, 2, 2)[: len(sizes["depths"])],
-        "paddings": (0,) * len(sizes["depths"]),
-        "sr_ratios": sizes["sr_ratios"],
-        "mlp_ratios": sizes["mlp_ratios"],
-        "out_indices": ours.out_indices,
-        "drop_path_rate": 0.0,
-    }
-
-
-def swin_to_stock(state: State) -> State:
-    """Mmsegmentation's Swin: merged neighbours are ordered by channel first there."""
-    stock = {}
-    for name, tensor in state.items():
-        if "relative_position_index" in name:
-            continue
-        if match := re.fullmatch(r"layers\.(\d+)\.downsample\.(.*)", name):
-            name = f"stages.{int(match[1]) - 1}.downsample.{match[2]}"
-            neighbours = tensor.unflatten(-1, (4, -1))[..., [0, 2, 1, 3], :]
-            tensor = neighbours.transpose(-1, -2).flatten(-2)
-        name = re.sub(r"^layers\.", "stages.", name).replace(".attn.", ".attn.w_msa.")
-        name = name.replace("mlp.fc1", "ffn.layers.0.0").replace("mlp.fc2", "ffn.layers.1")
-        stock[name.replace("patch_embed.proj.", "patch_embed.projection.")] = tensor
-    return stock
-
-
-def vit_to_stock(state: State) -> State:
-    """Mmsegmentation's vision transformer."""
-    renames = {
-        "patch_embed.proj.": "patch_embed.projection.",
-        "blocks.": "layers.",
-        ".norm1.": ".ln1.",
-        ".norm2.": ".ln2.",
-        ".attn.qkv.": ".attn.attn.in_proj_",
-        ".attn.proj.": ".attn.attn.out_proj.",
-        ".mlp.fc1.": ".ffn.layers.0.0.",
-        ".mlp.fc2.": ".ffn.layers.1.",
-    }
-    stock = {}
-    for name, tensor in state.items():
-        for ours, theirs in renames.items():
-            name = name.replace(ours, theirs)
-        stock[re.sub(r"^norm\.", "ln1.", name)] = tensor
-    return stock
-
-
-def pvt_to_stock(state: State) -> State:
-    """Mmdetection's PVT version 1: query and key-value in one, MLPs as 1x1 convolutions."""
-    stock = {}
-    for name, tensor in state.items():
-        if match := re.fullmatch(r"patch_embed(\d)\.(proj|norm)\.(.*)", name):
-            part = {"proj": "projection", "norm": "norm"}[match[2]]
-            stock[f"layers.{int(match[1]) - 1}.0.{part}.{match[3]}"] = tensor
-        elif match := re.fullmatch(r"pos_embed(\d)", name):
-            stock[f"layers.{int(match[1]) - 1}.1.0.pos_embed"] = tensor
-        elif match := re.fullmatch(r"block(\d)\.(\d+)\.(.*)", name):
-            prefix, rest = f"layers.{int(match[1]) - 1}.1.{int(match[2]) + 1}.", match[3]
-            if rest.startswith("attn.kv."):
-                continue
-            if rest.startswith("attn.q."):
-                tensor = torch.cat([tensor, state[name.replace("attn.q.", "attn.kv.")]])
-            if rest in ("mlp.fc1.weight", "mlp.fc2.weight"):
-                tensor = tensor[:, :, None, None]
-            rest = rest.replace("attn.q.", "attn.attn.in_proj_")
-            rest = rest.replace("attn.proj.", "attn.attn.out_proj.")
-            rest = rest.replace("mlp.fc1.", "ffn.layers.0.").replace("mlp.fc2.", "ffn.layers.3.")
-            stock[prefix + rest] = tensor
-    return stock
-
-
-OURS = {"deit": _our_vit, "swin": _our_swin, "pvt": _our_pvt}
-STOCK = {"deit": _stock_vit, "swin": _stock_swin, "pvt": _stock_pvt}
-TO_STOCK = {"deit": vit_to_stock, "swin": swin_to_stock, "pvt": pvt_to_stock}
+    Returns:
+        The norms that are changed: behind patch embeddings and spatial reductions.
+    """
+    norms = [
+        (name, module)
+        for name, module in stock.named_modules()
+        if isinstance(module, nn.LayerNorm) and name.endswith(("0.norm", "attn.norm"))
+    ]
+    for _, module in norms:
+        module.eps = 1e-5
+    return [name for name, _ in norms]

@@ -36,12 +36,7 @@ def rebuild(
     Raises:
         CheckpointError: If a size is unknown, naming it.
     """
-    unknown = [key for key, value in architecture.items() if _is_unknown(value)]
-    if unknown:
-        raise CheckpointError(
-            f"The tensors do not tell {', '.join(unknown)} of this {architecture['type']}; give "
-            f"it, for example --arch {unknown[0]}=…."
-        )
+    check_known(architecture)
     cfg = {**architecture, "type": f"tlalign_mm.{architecture['type']}", "drop_path_rate": 0.0}
     names = set(names)
     if "norm.weight" in names or architecture["type"] == "PyramidVisionTransformerV2":
@@ -50,6 +45,20 @@ def rebuild(
         cfg["out_indices"] = tuple(norms)
     with torch.device(device):
         return MODELS.build({**cfg, **fields})
+
+
+def check_known(architecture: Mapping[str, Any]) -> None:
+    """Refuse an architecture that the tensors leave open.
+
+    Raises:
+        CheckpointError: If a size is unknown, naming it.
+    """
+    unknown = [key for key, value in architecture.items() if _is_unknown(value)]
+    if unknown:
+        raise CheckpointError(
+            f"The tensors do not tell {', '.join(unknown)} of this {architecture['type']}; give "
+            f"it, for example --arch {unknown[0]}=…."
+        )
 
 
 def published_name(architecture: Mapping[str, Any]) -> str | None:
