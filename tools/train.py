@@ -9,6 +9,7 @@ import argparse
 from mmengine.runner import Runner
 
 from tlalign_mm.engine.launch import config_parser, load_config, run_tool
+from tlalign_mm.engine.safe_loading import add_trust_option, load_safely
 
 
 def parse_args() -> argparse.Namespace:
@@ -17,11 +18,13 @@ def parse_args() -> argparse.Namespace:
         "--resume", action="store_true", help="continue from the last checkpoint in the work dir"
     )
     parser.add_argument("--amp", action="store_true", help="train in mixed precision")
+    add_trust_option(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
+    load_safely(args.trust)
     cfg = load_config(args)
     cfg.resume = args.resume
     if args.amp:
