@@ -149,7 +149,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def bits(tensor: Tensor) -> bytes:
-    return bytes(tensor.detach().cpu().contiguous().clone().untyped_storage().tolist())
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def repack(path: Path, change: Callable[[str, bytes], bytes | None]) -> Path:
