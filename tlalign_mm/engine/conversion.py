@@ -79,6 +79,11 @@ class Converted:
     report: Report
     config: dict[str, Any] | None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the result holds more of a segmentor or detector than its backbone."""
+        return any(name in self.checkpoint.tensors for name in self.weights.rest)
+
 
 def check_target(source: str, target: str, force: bool) -> None:
     """Refuse to write over the source, and over any other file without being told to.
@@ -244,6 +249,7 @@ def _complete(
     written = {id(tensor) for tensor in checkpoint.tensors.values()}
     intact = {name for name, tensor in weights.tensors.items() if id(tensor) in written}
     cut = {name for name in weights.tensors if name.startswith("pos_embed")} - intact
+    cut -= report.resized.keys()
     ways_in = {name: how for name, how in report.transformed.items() if name in intact}
     ways_out = {name: "without rows of absent tokens" for name in cut} | translation.transformed
     report.transformed = {**ways_in, **ways_out}
