@@ -149,7 +149,8 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def bits(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    whole = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    return whole.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def repack(path: Path, change: Callable[[str, bytes], bytes | None]) -> Path:
