@@ -71,7 +71,7 @@ def read_weights(
     Raises:
         CheckpointError: If the network or the layout is unknown or not clear, or sizes are odd.
     """
-    part = backbone_part(file.tensors, prefix)
+    part = backbone_part(file.tensors, prefix, source)
     body, rest = dict(part.tensors), {}
     for name, tensor in part.rest.items():
         (body if name.startswith(HEADS) else rest)[name] = tensor
