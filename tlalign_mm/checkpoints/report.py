@@ -10,6 +10,10 @@ from tlalign_mm.checkpoints.errors import CheckpointError
 from tlalign_mm.checkpoints.files import check_finite
 
 MOST_NAMES = 8  # of a list in the log
+CHOSEN = {  # of a file that holds both
+    "ema": "  weights: the moving average (ema); the file holds the raw ones (model) too",
+    "model": "  weights: the raw ones (model); the file holds their moving average (ema) too",
+}
 
 
 @dataclass
@@ -20,7 +24,7 @@ class Report:
         source: The file, for the message.
         action: ``Loaded`` or ``Converted``.
         layout: Whose names the file had, or None.
-        weights: Which of a file's weights were taken where it has raw and averaged ones, or None.
+        weights: ``model`` or ``ema``, which were taken of a file that has both, or None.
         matched: Taken as they are.
         transformed: Name to what was done to the values (reordered, joined, split, reshaped).
         resized: Name to (shape in the file, shape in the network).
@@ -57,7 +61,7 @@ class Report:
             f"{len(self.transformed)} transformed, {len(self.resized)} resized, "
             f"{len(self.dropped)} dropped on purpose, {len(self.initial)} left at initialisation, "
             f"{len(self.unexplained)} unexplained; {self.coverage:.2f} % of the parameters",
-            *([f"  weights: {self.weights}"] if self.weights else []),
+            *([CHOSEN[self.weights]] if self.weights else []),
             *_line("transformed", [f"{k} {how}" for k, how in self.transformed.items()]),
             *_line("resized", [f"{k} {a} -> {b}" for k, (a, b) in self.resized.items()]),
             *_line("dropped on purpose", self.dropped),
