@@ -197,7 +197,9 @@ def _check_exists(architecture: Architecture, target: Layout) -> None:
 
 
 def _fields_there(fields: dict[str, Any], target: Layout) -> dict[str, Any]:
-    """Architecture of what is left: a class-attention Swin is a Swin elsewhere, a block shorter."""
+    """Architecture of what is left: the layout may lack a token, or the class-attention block."""
+    if target == ("VisionTransformer", "mmseg"):
+        return {**fields, "distilled": False}
     if target.family != "CASwinTransformer" or target.name == "tlalign_mm":
         return fields
     depths = [*fields["depths"][:-1], fields["depths"][-1] - 1]
