@@ -117,7 +117,7 @@ def test_tied_sliced_and_expanded_tensors_keep_their_values(tmp_path) -> None:
 )
 def test_every_type_of_number_survives(dtype, tmp_path) -> None:
     tensors = {"x": torch.tensor([1.0, -2.0, 0.5]).abs().to(getattr(torch, dtype))}
-    for form in ("zip", "legacy", "safetensors"):
+    for form in ("zip", "legacy") if "complex" in dtype else ("zip", "legacy", "safetensors"):
         path = FORMATS[form](tmp_path / form, tensors)
         assert same(read(path).tensors, tensors)
         assert read_header(path).dtypes == {"x": tensors["x"].dtype}

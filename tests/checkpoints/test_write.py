@@ -170,6 +170,14 @@ def test_a_real_end_of_space_leaves_the_old_file(suffix, tmp_path) -> None:
     assert path.read_bytes() == before and os.listdir(tmp_path) == [path.name]
 
 
+def test_numbers_that_safetensors_lacks_are_one_sentence(tmp_path) -> None:
+    checkpoint = Checkpoint({"x": torch.ones(2, dtype=torch.complex128)})
+    with pytest.raises(CheckpointError, match=r"x\.safetensors \(a type of number .* \.pth file"):
+        write(tmp_path / "x.safetensors", checkpoint)
+    assert not os.listdir(tmp_path)
+    assert same(read(write(tmp_path / "x.pth", checkpoint)).tensors, checkpoint.tensors)
+
+
 def test_an_interruption_leaves_no_partial_file(tmp_path, monkeypatch) -> None:
     def interrupted(content: dict, path: Path) -> None:
         path.write_bytes(b"half")

@@ -60,6 +60,11 @@ def write(
         raise CheckpointError(
             f"Cannot write {path} ({reason}); free space or mend the path, then run this again."
         ) from error
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"Cannot write {path} (a type of number that safetensors lacks: {one_line(error)}); "
+            "write a .pth file instead."
+        ) from error
     finally:
         if partial:
             partial.unlink(missing_ok=True)
