@@ -16,7 +16,7 @@ def _vit_mmseg(sizes: Sizes, names: Names) -> dict[str, Any]:
     _require_bias(sizes, "mmsegmentation")
     return {
         "type": "mmseg.VisionTransformer",
-        "img_size": _whole_patches(sizes),
+        "img_size": whole_patches(sizes),
         "patch_size": sizes["patch_size"],
         "embed_dims": sizes["embed_dim"],
         "num_layers": sizes["depth"],
@@ -41,7 +41,7 @@ def _vit_mmpretrain(sizes: Sizes, names: Names) -> dict[str, Any]:
     return {
         "type": f"mmpretrain.{'Distilled' * sizes['distilled']}VisionTransformer",
         "arch": arch,
-        "img_size": _whole_patches(sizes),
+        "img_size": whole_patches(sizes),
         "patch_size": sizes["patch_size"],
         "qkv_bias": sizes["qkv_bias"],
         "final_norm": has_norm,
@@ -187,7 +187,7 @@ def _require_bias(sizes: Sizes, library: str) -> None:
         )
 
 
-def _whole_patches(sizes: Sizes) -> tuple[int, int]:
+def whole_patches(sizes: Sizes) -> tuple[int, int]:
     """Image size with as many whole patches as ours has with padding."""
     patch = sizes["patch_size"]
     height, width = (-(-side // patch) * patch for side in sizes["img_size"])

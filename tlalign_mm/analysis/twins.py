@@ -90,7 +90,8 @@ def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
 
     Fresh models hide mistakes: their biases are zero, their layer scales tiny and their attention
     almost uniform. Matrices get the standard deviation that keeps the variance, vectors vary around
-    the value that they are made with (0 for biases, 1 for norms and scales). Returns the model.
+    the value that they are made with (0 for biases, 1 for norms and scales), and so do the running
+    statistics of batch norms. Returns the model.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -100,4 +101,8 @@ def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
         else:
             is_scale = parameter.ndim == 1 and not name.endswith("bias") or "temperature" in name
             parameter.copy_(0.3 * noise + is_scale)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            noise = torch.randn(buffer.shape, generator=generator)
+            buffer.copy_(0.3 * noise if name.endswith("mean") else (0.3 * noise).exp())
     return model
