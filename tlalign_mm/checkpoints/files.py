@@ -4,7 +4,7 @@ import pickle
 import struct
 import tarfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -70,7 +70,7 @@ class Header(NamedTuple):
     weights: str | None = None
     beside: Mapping[str, str] = MappingProxyType({})
     meta: Mapping[str, Any] = MappingProxyType({})
-    unsafe: list[str] = []  # noqa: RUF012
+    unsafe: Sequence[str] = ()
 
 
 def read(path: str | Path, weights: str | None = None, trust: bool = False) -> Checkpoint:
