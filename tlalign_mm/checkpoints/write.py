@@ -44,16 +44,10 @@ def write(
         raise CheckpointError(f"Cannot write {path}; its name must end in {', '.join(SUFFIXES)}.")
     if not overwrite and path.exists():
         raise CheckpointError(f"{path} exists already; name another file, or pass --force.")
-    tensors = _separate(checkpoint.tensors)
-    partial = None
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        if path.suffix in PICKLES:
-            torch.save(_wrap(checkpoint, tensors, wrapper), partial)
-        else:
-            save_file(tensors, partial, _metadata(checkpoint))
-        _flush(partial)
+        _save(partial, path.suffix, checkpoint, wrapper)
         os.replace(partial, path)
     except (OSError, RuntimeError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
@@ -66,14 +60,19 @@ def write(
             "write a .pth file instead."
         ) from error
     finally:
-        if partial:
+        if path.parent.is_dir():
             partial.unlink(missing_ok=True)
     return path
 
 
-def _flush(path: Path) -> None:
-    """Make sure that the bytes are on the disk before the name points to them."""
-    with path.open("rb+") as file:
+def _save(partial: Path, suffix: str, checkpoint: Checkpoint, wrapper: str | None) -> None:
+    """Write the bytes and wait until they are on the disk, before a name points to them."""
+    tensors = _separate(checkpoint.tensors)
+    if suffix in PICKLES:
+        torch.save(_wrap(checkpoint, tensors, wrapper), partial)
+    else:
+        save_file(tensors, partial, _metadata(checkpoint))
+    with partial.open("rb+") as file:
         os.fsync(file.fileno())
 
 
