@@ -84,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(done.report)
     for note in _notes(args.target, done, checkpoint):
         print(f"note: {note}")
+    if args.verify:
+        _verify(done)
     wrapper = "model" if done.layout.name == "official" else "state_dict"
     write(args.target, checkpoint, wrapper, overwrite=args.force)
     print(f"Wrote {args.target}: {done.layout}. Use it by:")
@@ -166,6 +168,15 @@ def _notes(target: str, done: "Converted", checkpoint: "Checkpoint") -> Iterator
         )
     if family == "PyramidVisionTransformer" and ours:
         yield "mmdetection's norms have 1e-6 where this package has 1e-5; predictions differ a bit."
+
+
+def _verify(done: "Converted") -> None:
+    """Compare the models of SRC and of the result; nothing is written where they differ."""
+    from tlalign_mm.analysis.verify import verify
+
+    found = verify(done.file, done.source, done.checkpoint)
+    print(found)
+    found.check()
 
 
 def _usage(done: "Converted", target: str, backbone: dict[str, Any] | None) -> list[str]:

@@ -64,7 +64,8 @@ class Converted:
     """A conversion before it is written.
 
     Attributes:
-        source: The weights under our names, as they were read.
+        file: What was read.
+        source: Its weights under our names.
         weights: The same after resizing.
         layout: Whose names the result has.
         checkpoint: What to write.
@@ -72,6 +73,7 @@ class Converted:
         config: The backbone's config in the file, where it holds a whole model with its config.
     """
 
+    file: Checkpoint
     source: Weights
     weights: Weights
     layout: Layout
@@ -126,7 +128,7 @@ def convert(source: str, request: Request) -> Converted:
     check_finite(checkpoint.tensors, source)
     _complete(report, resized, checkpoint, translation)
     layout = Layout(family, to)
-    return Converted(weights, resized, layout, checkpoint, report, config)
+    return Converted(file, weights, resized, layout, checkpoint, report, config)
 
 
 def _settle(weights: Weights, request: Request, config: Mapping[str, Any]) -> Weights:
