@@ -51,7 +51,7 @@ class Verification:
         target: The same of the target model.
         differences: Of everything that both models have, at every size.
         own_rules: What a library does otherwise where it runs by itself, with the largest
-            difference under that rule.
+            difference under that rule at the last size.
         notes: What was left out, and what a reader should know.
         tolerance: The largest difference that is none.
     """
@@ -165,7 +165,7 @@ def compare(
     own_rules = {}
     for side, other in ((source, target), (target, source)):
         if side.own_rule and side.who != other.who:
-            by_itself = [d for size in sizes for d in _differences(size, side, other, own=True)]
+            by_itself = _differences(sizes[-1], side, other, own=True)
             own_rules[side.own_rule] = max(by_itself, key=lambda d: d.value)
     notes = [*_notes(source, "file"), *_notes(target, "result"), *_windows(source, target, sizes)]
     return Verification(source.title, target.title, found, own_rules, notes, tolerance)
