@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tlalign_mm.checkpoints.tables import LAYOUTS
 from tlalign_mm.engine.launch import run_tool
 
-if TYPE_CHECKING:  # torch and timm take seconds, which a wrong option need not wait for
+if TYPE_CHECKING:  # the backbones take seconds to import, which a wrong option need not wait for
     from tlalign_mm.checkpoints import Checkpoint
     from tlalign_mm.engine.conversion import Converted, Request
 
