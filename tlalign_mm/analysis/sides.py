@@ -80,14 +80,14 @@ class Side:
         with _catch(self.model, [*parts.stages, *parts.norms.values()]) as caught:
             output = self.model(random_images(size))
         found = {}
-        for i, (name, number) in enumerate(zip(parts.stages, numbers, strict=True)):
-            tokens = _tokens(caught[name])[:, -number:]
+        for i, (stage, number) in enumerate(zip(parts.stages, numbers, strict=True)):
+            tokens = _tokens(caught[stage])[:, -number:]
             found[f"stage {i + 1}"] = F.layer_norm(tokens, tokens.shape[-1:])
-        for i, name in parts.norms.items():
-            if f"{name}.weight" not in self.initial and name in caught:
-                prefix, patches = _split(_tokens(caught[name]), numbers[i])
+            norm = parts.norms.get(i)
+            if norm in caught and f"{norm}.weight" not in self.initial:
+                prefix, patches = _split(_tokens(caught[norm]), number)
                 found |= {} if patches is None else {f"norm {i + 1}": patches}
-                found |= self._classify(prefix, patches) if name == parts.final else {}
+                found |= self._classify(prefix, patches) if norm == parts.final else {}
         return found | ({"logits": output} if self.gives_logits else {})
 
     def _classify(self, prefix: Tensor, patches: Tensor | None) -> dict[str, Tensor]:
