@@ -16,6 +16,7 @@ from torch import Tensor
 import tests.integration.inference as inference
 import tlalign_mm.compat  # noqa: F401  (mmdetection needs mmcv's ops)
 from tlalign_mm.analysis.twins import randomize
+from tlalign_mm.checkpoints import Checkpoint, read, write
 from tlalign_mm.engine.config_text import backbone_config
 from tools import convert_checkpoint
 
@@ -50,6 +51,8 @@ PVT = {
     "sr_ratios": [2, 1],
     "img_size": 64,
 }
+SIZES = {"type", "embed_dim", "embed_dims", "depth", "depths", "num_heads", "window_size"}
+SIZES |= {"img_size", "patch_size", "mlp_ratios", "sr_ratios"}
 NORM = {"type": "BN", "momentum": 0.01}
 PARTS = ("tlalign_mm.backbones", "tlalign_mm.checkpoints")  # mmdetection may need the ops of compat
 CASES = {  # library, backbone, its channels, what must not be imported, tolerance
@@ -189,6 +192,40 @@ def test_back_again_every_tensor_and_the_config_are_as_before(case: str, tmp_pat
         key: value for key, value in backbone.items() if key not in ("img_size", "out_indices")
     }
     assert {key: (found | lists)[key] for key in known} == known
+
+
+V2 = {
+    "type": "tlalign_mm.PyramidVisionTransformerV2",
+    "embed_dims": [16, 32, 48, 64],
+    "depths": [1, 1, 1, 1],
+    "num_heads": [1, 2, 3, 4],
+    "mlp_ratios": [2, 2, 2, 2],
+    "sr_ratios": [8, 4, 2, 1],
+}
+
+
+@pytest.mark.parametrize(
+    ("library", "backbone"),
+    [("mmseg", SWIN), ("mmdet", SWIN), ("mmseg", VIT), ("mmdet", PVT)] + [("mmdet", V2)],
+)
+def test_the_printed_backbone_loads_the_file_by_its_stock_init_weights(
+    library: str, backbone: dict, tmp_path, capsys
+) -> None:
+    fields = {key: value for key, value in backbone.items() if key in SIZES}
+    ours = randomize(MODELS.build({**fields, "out_indices": ()}), seed=1)
+    source = write(
+        tmp_path / "a.pth", Checkpoint(ours.state_dict(), "tlalign_mm", ours.architecture)
+    )
+    convert(source, tmp_path / "b.pth", library)
+    config = Config.fromstring(capsys.readouterr().out.partition("Use it by:\n")[2], ".py")
+    stock = MODELS.build(config.backbone)
+    stock.init_weights()
+    found = {
+        name.removeprefix("backbone."): t for name, t in read(tmp_path / "b.pth").tensors.items()
+    }
+    state = stock.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in found.items())
+    assert {n for n in state.keys() - found.keys() if not n.startswith("norm")} == set()
 
 
 @pytest.mark.parametrize("case", ["mmseg swin", "mmdet swin"])
