@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tlalign_mm.checkpoints.allowed import PYTHON_RULES
-from tlalign_mm.checkpoints.unpickle import Unpickler
+from tlalign_mm.checkpoints.unpickle import inert_pickle
 
 TENSORS = {
     "patch_embed.proj.weight": torch.arange(24.0).reshape(2, 3, 2, 2),
@@ -177,5 +176,5 @@ class Call:
 
 def unpickle(pickled: bytes) -> tuple[object, list[str]]:
     """What a pickle holds, and the names in it that are not allowed."""
-    unpickler = Unpickler(PYTHON_RULES, lambda pid: pid)
-    return unpickler.load(io.BytesIO(pickled)), list(unpickler.unsafe)
+    module, unsafe = inert_pickle()
+    return module.load(io.BytesIO(pickled), encoding="latin1"), list(unsafe)

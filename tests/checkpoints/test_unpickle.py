@@ -16,7 +16,6 @@ from torch import nn
 
 from tests.checkpoints.samples import TENSORS, Call, repack, save_legacy, save_zip, unpickle
 from tlalign_mm.checkpoints import CheckpointError, read
-from tlalign_mm.checkpoints.allowed import StandIn
 from tlalign_mm.checkpoints.files import read_content
 from tlalign_mm.checkpoints.unpickle import Foreign
 
@@ -105,14 +104,23 @@ def test_pickles_of_python_2_are_read() -> None:
     assert unpickle(old) == ({1}, [])
 
 
-def test_objects_of_mmengine_are_harmless_stand_ins() -> None:
-    buffer = HistoryBuffer([1.0, 2.0], [1, 1])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_history_of_mmengine_comes_back_and_leaves_its_class_alone(protocol) -> None:
+    buffer = HistoryBuffer([1.0, 2.0], [1, 3], max_length=7)
+    pickled = pickle.dumps({"loss": buffer}, protocol)
+    before = dict(HistoryBuffer._statistics_methods)
+    found, unsafe = unpickle(pickled)
+    assert not unsafe and type(found["loss"]) is HistoryBuffer
+    assert found["loss"].max_length == 7 and found["loss"].statistics("mean") == 0.75
+    assert HistoryBuffer._statistics_methods == before
+
+
+def test_configs_of_mmengine_are_harmless() -> None:
     config = ConfigDict(a=1, b=dict(c=[1, dict(d=2)]))
-    found, unsafe = unpickle(pickle.dumps([buffer, config, Config(dict(a=1))], 2))
+    found, unsafe = unpickle(pickle.dumps([config, Config(dict(a=1))], 2))
     assert not unsafe
-    assert isinstance(found[0], StandIn) and found[0].name.endswith(".HistoryBuffer")
-    assert type(found[1]) is dict and found[1] == {"a": 1, "b": {"c": [1, {"d": 2}]}}
-    assert isinstance(found[2], StandIn)
+    assert type(found[0]) is dict and found[0] == {"a": 1, "b": {"c": [1, {"d": 2}]}}
+    assert isinstance(found[1], Foreign) and found[1].name.endswith(".Config")
 
 
 def test_the_content_is_that_of_torch(tmp_path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.config import Config, ConfigDict
+from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
 
@@ -193,19 +193,14 @@ def test_a_config_inside_a_checkpoint_is_not_executed(run, trained, tmp_path) ->
     assert trained.with_name("epoch_2.pth").is_file() and not (tmp_path / "ran").exists()
 
 
-def test_objects_of_mmengine_come_back_as_they_were(tmp_path) -> None:
+def test_configs_come_back_as_plain_dicts(tmp_path) -> None:
     config = ConfigDict(a=1, b=dict(c=[dict(d=2)]))
-    whole = Config(dict(model=dict(type="x")))
     load_safely()
-    path = save_zip(tmp_path / "x.pth", {"a": config, "b": whole, "meta": {}})
-    found = CheckpointLoader.load_checkpoint(str(path))
-    assert type(found["a"]) is ConfigDict and found["a"] == config and found["a"].b.c[0].d == 2
-    assert type(found["b"]) is Config and found["b"].pretty_text == whole.pretty_text
+    found = CheckpointLoader.load_checkpoint(str(save_zip(tmp_path / "x.pth", {"a": config})))
+    assert type(found["a"]) is dict and found["a"] == config
 
 
-@pytest.mark.parametrize(
-    "place", ["cpu", torch.device("cpu"), {"cuda:0": "cpu"}, lambda storage, device: storage]
-)
+@pytest.mark.parametrize("place", ["cpu", torch.device("cpu"), None, {"cuda:0": "cpu"}])
 def test_tensors_go_where_they_are_asked_to(place, tmp_path) -> None:
     path = save_zip(tmp_path / "x.pth", {"state_dict": TENSORS})
     repack(path, lambda name, data: on_gpu(data) if name == "data.pkl" else data)
@@ -217,10 +212,9 @@ def test_tensors_go_where_they_are_asked_to(place, tmp_path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPU")
 def test_a_gpu_that_is_not_there_is_named(tmp_path) -> None:
     path = save_zip(tmp_path / "x.pth", {"state_dict": TENSORS})
-    repack(path, lambda name, data: on_gpu(data) if name == "data.pkl" else data)
     load_safely()
-    with pytest.raises(CheckpointError, match="lie on cuda:0, which is not usable here"):
-        CheckpointLoader.load_checkpoint(str(path))
+    with pytest.raises(CheckpointError, match="cannot be moved to cuda:0"):
+        CheckpointLoader.load_checkpoint(str(path), "cuda:0")
 
 
 def test_a_file_may_be_written_over_while_its_tensors_are_used(tmp_path) -> None:

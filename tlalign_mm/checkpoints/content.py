@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tlalign_mm.checkpoints.allowed import StandIn
 from tlalign_mm.checkpoints.errors import CheckpointError
 from tlalign_mm.checkpoints.prefixes import strip_transparent
-from tlalign_mm.checkpoints.torch_data import OddTensor
+from tlalign_mm.checkpoints.torch_files import OddTensor
 from tlalign_mm.checkpoints.unpickle import Foreign
 
 ROLES = {
@@ -205,7 +204,7 @@ def _is_weight(value: object) -> bool:
 
 def describe(value: object) -> str:
     """A word about a value of a file: its class, or the value itself where it is short."""
-    if isinstance(value, Foreign | StandIn):
+    if isinstance(value, Foreign):
         return value.name.rsplit(".", 1)[-1]
     if value is None or isinstance(value, bool | int | float | np.generic):
         return str(value)

@@ -1,9 +1,6 @@
 """Checkpoint files: weights in, whatever the format; nothing of a file is ever run."""
 
 import pickle
-import struct
-import tarfile
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -12,36 +9,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tlalign_mm.checkpoints.archives import Content, Place, forget, keep, load
 from tlalign_mm.checkpoints.content import Checkpoint, find_weights, from_metadata, module_instead
 from tlalign_mm.checkpoints.errors import CheckpointError
-from tlalign_mm.checkpoints.kinds import damaged, kind_of, one_line
+from tlalign_mm.checkpoints.kinds import kind_of, one_line
 from tlalign_mm.checkpoints.shards import (
     find_index,
     read_index,
     read_safetensors,
     read_safetensors_header,
 )
-from tlalign_mm.checkpoints.torch_data import TORCH_RULES
-from tlalign_mm.checkpoints.unpickle import Rules
+from tlalign_mm.checkpoints.torch_files import Content, load
 
 __all__ = ["Checkpoint", "CheckpointError", "Header", "check_finite", "read", "read_header"]
-
-# What a damaged file makes the readers of its parts raise.
-DAMAGE = (
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    struct.error,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-)
 
 
 class Header(NamedTuple):
@@ -83,7 +62,8 @@ def read(path: str | Path, weights: str | None = None, trust: bool = False) -> C
             maker you trust as you trust a program.
 
     Returns:
-        The weights, on the CPU and mapped from the file, so do not overwrite it in place.
+        The weights, on the CPU; most formats are mapped from the file, so do not overwrite it in
+        place (``write`` never does).
 
     Raises:
         CheckpointError: If the file is missing, damaged, unsafe or holds no such weights.
@@ -108,21 +88,17 @@ def _resolve(path: str | Path) -> Path:
     return find_index(path) if path.is_dir() else path
 
 
-def read_content(
-    path: Path, rules: Rules = TORCH_RULES, place: Place = keep, trust: bool = False
-) -> object:
+def read_content(path: Path, trust: bool = False) -> object:
     """Read all that a file of ``torch.save`` holds, as it is nested there.
 
     Args:
         path: The file.
-        rules: What may be made from it.
-        place: Where its storages shall lie.
         trust: Let Python run what the file asks for, if it is no plain data.
 
     Raises:
         CheckpointError: If the file is damaged, or not data alone and not trusted.
     """
-    content = _load(path, rules, place)
+    content = load(path, kind_of(path))
     if not content.unsafe:
         return content.value
     if trust:
@@ -132,18 +108,9 @@ def read_content(
     found = f"a whole model of class {whole} instead of a state dict" if whole else names
     raise CheckpointError(
         f"Checkpoint {path} holds {found}, which is not read since that would run code from it; "
-        "export its state_dict() where it was made, or pass --trust (trust=True) if you trust its "
-        "maker as you trust a program."
+        "export its state_dict() where it was made, or convert it by tools/convert_checkpoint.py "
+        "with --trust if you trust its maker as you trust a program."
     )
-
-
-def _load(path: Path, rules: Rules, place: Place) -> Content:
-    try:
-        return load(path, kind_of(path), rules, place)
-    except CheckpointError:
-        raise
-    except (*DAMAGE, NotImplementedError) as error:
-        raise damaged(path, error) from error
 
 
 def _run(path: Path, form: str) -> object:
@@ -178,7 +145,7 @@ def read_header(path: str | Path, weights: str | None = None) -> Header:
         return _header(path, kind, found)
     if kind == "index":
         return _index_header(path, weights)
-    content = _load(path, TORCH_RULES, forget)
+    content = load(path, kind, "meta")
     try:
         found = find_weights(content.value, weights, str(path))
     except CheckpointError:
@@ -198,10 +165,11 @@ def _index_header(path: Path, weights: str | None) -> Header:
     shards: dict[Path, Content] = {}
 
     def shard(file: Path) -> object:
-        if kind_of(file) == "safetensors":
-            shards[file] = Content(read_safetensors_header(file).tensors, "safetensors", [])
+        kind = kind_of(file)
+        if kind == "safetensors":
+            shards[file] = Content(read_safetensors_header(file).tensors, kind, [])
         else:
-            shards[file] = _load(file, TORCH_RULES, forget)
+            shards[file] = load(file, kind, "meta")
         return shards[file].value
 
     found = find_weights(read_index(path, shard), weights, str(path))

@@ -1,25 +1,23 @@
-"""Pickles as data: an interpreter of the opcodes that calls nothing a file names.
+"""Pickles as data: Python's own unpickler with a list of what a file may name.
 
-Python's unpickler imports what a file names and calls it. This one walks the opcodes with
-``pickletools`` and builds values of known types with functions of its own; any other name becomes
-an inert ``Foreign`` and is reported. As no opcode reaches further, what is checked is what is read,
-for every protocol and with every version of torch.
-
-The opcodes: https://docs.python.org/3/library/pickletools.html
+A name on the list stands for plain data, or for a function here or in numpy that only makes such
+data. Any other name becomes an inert class, so that one pass finds all that is refused. Nothing
+else of a file is imported or called, and only objects of known types take a state from it.
 """
 
-import pickletools
+import argparse
+import collections
+import datetime
+import functools
+import importlib
+import pathlib
+import pickle
+import re
 from collections.abc import Callable, Mapping
-from typing import BinaryIO, NamedTuple
+from types import BuiltinFunctionType, FunctionType, ModuleType
 
-LITERALS = frozenset(
-    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING "
-    "UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 "
-    "BYTEARRAY8".split()
-)
-CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-EMPTY = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
-IGNORED = frozenset({"PROTO", "FRAME"})
+import numpy as np
+
 # Python 2, numpy 1 and Python 3.13 keep the same things under other names.
 RENAMED = {
     "__builtin__.": "builtins.",
@@ -27,262 +25,241 @@ RENAMED = {
     "numpy._core.": "numpy.core.",
     "pathlib._local.": "pathlib.",
 }
-SCALARS = (str, bytes, int, float, type(None))
+ENCODINGS = ("latin1", "latin-1", "ascii", "utf-8", "utf8")
+FACTORIES = (dict, list, set, int, float, bool, str, tuple, collections.OrderedDict)
+NUMBERS = re.compile(r"[<>=|]?[biufcSUV]\d{1,4}")
+HISTORY = "mmengine.logging.history_buffer.HistoryBuffer"
 
 
 class NotAllowed(Exception):
-    """Raised by a builder for arguments that would make it more than data; holds the name."""
-
-
-class Global(NamedTuple):
-    """A class or function that a file names, before and without being called.
-
-    Attributes:
-        name: Dotted, as in the file.
-        build: Makes the value from the arguments in the file; None where nothing may.
-    """
-
-    name: str
-    build: Callable[..., object] | None
+    """Raised for arguments that would make more than data; holds the name to report."""
 
 
 class Foreign:
-    """What an unknown class or function would have made.
+    """What a class or function that is not on the list would have made.
 
     Attributes:
         name: Dotted name of the class or function.
         state: The object's attributes in the file.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.state: object = None
+    name = ""
+    state: object = None
+
+    def __init__(self, *arguments: object) -> None:
+        pass
+
+    def __call__(self, *arguments: object) -> "Foreign":
+        """Return the same: what would have been called is not known either."""
+        return self
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+    def append(self, item: object) -> None:
+        """Leave out what the object would hold."""
+
+    extend = add = append
 
 
-class Rules(NamedTuple):
-    """What may be made from a pickle.
+def foreign(name: str) -> type[Foreign]:
+    """An inert class in place of the one of this name."""
+    return type("Foreign", (Foreign,), {"name": name})
+
+
+@functools.cache
+def _history_class() -> type:
+    """The class of mmengine, which training resumes with; inert without mmengine."""
+    try:
+        cls = importlib.import_module("mmengine.logging").HistoryBuffer
+    except ImportError:
+        return foreign(HISTORY)
+    keys = ("_log_history", "_count_history", "max_length")  # its own rule would change the class
+    STATES[cls] = lambda target, state: cls.__init__(target, *(state[key] for key in keys))
+    return cls
+
+
+def _history(*arguments: object) -> object:
+    return _history_class()(*arguments)
+
+
+def _getattr(owner: object, name: object) -> None:
+    """Let a history name its statistics, which its class knows already."""
+    if owner is not _history:
+        raise NotAllowed("builtins.getattr")
+
+
+def _reconstruct(cls: Callable, base: object, state: object) -> object:
+    """An object of protocols 0 and 1."""
+    return cls() if state is None else cls(state)
+
+
+def _defaultdict(factory: object = None, *items: dict) -> collections.defaultdict:
+    if not any(factory is known for known in (*FACTORIES, None)):
+        raise NotAllowed("collections.defaultdict")
+    return collections.defaultdict(factory, *items)
+
+
+def _encode(text: str, encoding: str = "utf-8") -> bytes:
+    if encoding not in ENCODINGS:
+        raise NotAllowed("_codecs.encode")
+    return text.encode(encoding)
+
+
+def _bytes(kind: type, value: object = b"", encoding: str = "latin1") -> bytes | bytearray:
+    if isinstance(value, int):  # a length, which may be any
+        raise pickle.UnpicklingError("bytes without content")
+    return kind(_encode(value, encoding) if isinstance(value, str) else value)
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("ascii") if isinstance(value, bytes) else value
+
+
+def _dtype(code: bytes | str, *_: object) -> np.dtype:
+    if not NUMBERS.fullmatch(_text(code)):
+        raise NotAllowed(f"numpy.dtype({_text(code)!r:.40})")  # objects or fields
+    return np.dtype(_text(code), copy=True)
+
+
+def _set_dtype(target: np.dtype, state: tuple) -> None:
+    """State: version, byte order, then fields and sub-arrays, which plain numbers lack."""
+    order = _text(state[1])
+    if order not in tuple("<>=|") or state[2:5] != (None, None, None):
+        raise pickle.UnpicklingError("an odd dtype")
+    sizes = (target.itemsize, target.alignment, 0) if target.kind in "SUV" else (-1, -1, 0)
+    target.__setstate__((3, order, None, None, None, *sizes))
+
+
+def _set_metadata(target: collections.OrderedDict, state: dict) -> None:
+    """Keep the versions of modules, which torch writes there."""
+    vars(target).update({key: value for key, value in state.items() if key == "_metadata"})
+
+
+# Types of objects that take a state, and how.
+STATES: dict[type, Callable[..., None]] = {
+    Foreign: lambda target, state: setattr(target, "state", state),
+    argparse.Namespace: lambda target, state: vars(target).update(state),
+    collections.OrderedDict: _set_metadata,
+    dict: lambda target, state: None,  # attributes of a config beside its items
+    np.dtype: _set_dtype,
+    np.ndarray: np.ndarray.__setstate__,
+}
+TYPES = {
+    "argparse": (argparse.Namespace,),
+    "builtins": (
+        *(bool, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple),
+    ),
+    "collections": (collections.Counter, collections.OrderedDict),
+    "datetime": tuple(vars(datetime)[n] for n in "date datetime time timedelta timezone".split()),
+    "pathlib": (pathlib.PurePosixPath, pathlib.PureWindowsPath),
+}
+DICTS = (
+    "mmengine.config.config.ConfigDict mmcv.utils.config.ConfigDict addict.addict.Dict "
+    "yacs.config.CfgNode easydict.EasyDict"
+).split()
+INERT = "builtins.object numpy.ndarray mmengine.config.config.Config mmcv.utils.config.Config"
+PYTHON: dict[str, object] = {
+    **{f"{module}.{kind.__name__}": kind for module, kinds in TYPES.items() for kind in kinds},
+    **{name: foreign(name) for name in INERT.split()},
+    **dict.fromkeys(DICTS, dict),
+    **dict.fromkeys(f"{HISTORY}.{name}" for name in ("min", "max", "current", "mean")),
+    HISTORY: _history,
+    "_codecs.encode": _encode,
+    "builtins.bytearray": functools.partial(_bytes, bytearray),
+    "builtins.bytes": functools.partial(_bytes, bytes),
+    "builtins.getattr": _getattr,
+    "builtins.xrange": range,
+    "collections.defaultdict": _defaultdict,
+    "copyreg._reconstructor": _reconstruct,
+    "numpy.dtype": _dtype,
+    "numpy.core.multiarray._reconstruct": lambda *_: np.empty(0),
+    "numpy.core.multiarray.scalar": np.float64(0).__reduce__()[0],
+    "numpy.core.numeric._frombuffer": np.zeros(1).__reduce_ex__(5)[0],
+    "pathlib.PosixPath": pathlib.PurePosixPath,
+    "pathlib.WindowsPath": pathlib.PureWindowsPath,
+}
+CALLABLE = (Foreign, type, FunctionType, BuiltinFunctionType, functools.partial)
+
+
+class Unpickler(pickle._Unpickler):  # the one in Python; the one in C cannot be told what to call
+    """Reads pickles of what is allowed.
 
     Attributes:
-        values: Name of a global to what it stands for.
-        builders: Name of a global to the function that is called in its place.
-        states: Type of a value to the function that takes the value and its pickled state.
+        allowed: Dotted name in a file to what stands for it.
+        unsafe: Names in the file that are not allowed, in their order.
     """
 
-    values: Mapping[str, object]
-    builders: Mapping[str, Callable[..., object]]
-    states: Mapping[type, Callable[..., None]]
+    allowed: Mapping[str, object] = PYTHON
+    unsafe: dict[str, None]
 
+    def refuse(self, name: str) -> type[Foreign]:
+        """Note a name that is not allowed and return what stands for it."""
+        self.unsafe[name if name.isprintable() else ascii(name)] = None
+        return foreign(name)
 
-def key(value: object) -> object:
-    """Return a key of a dict or set, where hashing it is cheap.
-
-    Raises:
-        ValueError: For anything but scalars and flat tuples: nested ones can take for ever.
-    """
-    parts = value if isinstance(value, tuple) else (value,)
-    if all(isinstance(part, SCALARS) for part in parts) or type(value).__hash__ is object.__hash__:
-        return value
-    raise ValueError(f"a {type(value).__name__} as a key")
-
-
-class Unpickler:
-    """Reads pickles under rules.
-
-    Args:
-        rules: What may be made.
-        persistent: Gives what a persistent id stands for, as torch uses them for storages.
-
-    Attributes:
-        unsafe: Names in the pickles that the rules do not allow, in their order.
-    """
-
-    def __init__(self, rules: Rules, persistent: Callable[[object], object]) -> None:
-        self.rules = rules
-        self.persistent = persistent
-        self.unsafe: dict[str, None] = {}
-
-    def load(self, stream: BinaryIO) -> object:
-        """Read one pickle; the stream is left behind its end.
-
-        Raises:
-            ValueError, LookupError, TypeError, AttributeError: If the pickle is damaged.
-        """
-        self.stack: list = []
-        self.marks: list[list] = []
-        self.memo: dict[int, object] = {}
-        for opcode, argument, _ in pickletools.genops(stream):
-            name = opcode.name
-            if name == "STOP":
-                break
-            if name in LITERALS:
-                self.stack.append(argument)
-            elif name in CONSTANTS:
-                self.stack.append(CONSTANTS[name])
-            elif name in EMPTY:
-                self.stack.append(EMPTY[name]())
-            elif name in STEPS:
-                STEPS[name](self, argument)
-            elif name not in IGNORED:
-                raise ValueError(f"unknown opcode {name}")
-        return self.stack.pop()
-
-    def find(self, name: str) -> object:
-        """What a global's name stands for."""
+    def find_class(self, module: str, name: str) -> object:
+        """What a name in the file stands for."""
+        name = f"{module}.{name}"
         for prefix, usual in RENAMED.items():
             if name.startswith(prefix):
                 name = usual + name.removeprefix(prefix)
-        if name in self.rules.values:
-            return self.rules.values[name]
-        if name not in self.rules.builders:
-            self.unsafe[name] = None
-        return Global(name, self.rules.builders.get(name))
+        return self.allowed[name] if name in self.allowed else self.refuse(name)
 
-    def call(self, function: object, arguments: object) -> object:
-        """Make what a global stands for from the arguments in the file."""
-        if not isinstance(function, Global) or not isinstance(arguments, tuple):
-            raise ValueError(f"a call of a {type(function).__name__}")
+    def get_extension(self, code: int) -> None:
+        """Refuse names by number, which do not pass ``find_class``."""
+        raise pickle.UnpicklingError(f"extension {code}")
+
+    def load_reduce(self) -> None:
+        """Call, and make objects of classes, with the arguments in the file."""
+        arguments, function = self.stack.pop(), self.stack.pop()
+        if not isinstance(function, CALLABLE) or not isinstance(arguments, tuple):
+            raise pickle.UnpicklingError(f"a call of a {type(function).__name__}")
         try:
-            if function.build is None:
-                raise NotAllowed(function.name)
-            return function.build(*arguments)
+            self.append(function(*arguments))
         except NotAllowed as refusal:
-            self.unsafe[str(refusal)] = None
-            return Foreign(str(refusal))
+            self.append(self.refuse(str(refusal))())
 
-    def push(self, value: object) -> None:
-        """Put a value on top of the stack, which may be another one than before it was made."""
-        self.stack.append(value)
+    def load_newobj_ex(self) -> None:
+        """Make an object without keywords, which nothing on the list needs."""
+        if self.stack.pop() != {}:
+            raise pickle.UnpicklingError("keywords for a class")
+        self.load_reduce()
 
-    def pop_mark(self) -> list:
-        """Everything above the last mark."""
-        items, self.stack = self.stack, self.marks.pop()
-        return items
+    def _instantiate(self, klass: object, args: list) -> None:
+        self.stack += [klass, tuple(args)]
+        self.load_reduce()
 
-    def set_items(self, items: list) -> None:
-        """Put pairs into the dict on top of the stack."""
-        target = self.stack[-1]
-        if isinstance(target, Foreign):
-            return
-        if not isinstance(target, dict):
-            raise ValueError(f"items for a {type(target).__name__}")
-        for name, value in zip(items[::2], items[1::2], strict=True):
-            target[key(name)] = value
+    def load_build(self) -> None:
+        """Give an object its state; classes and functions take none."""
+        state = self.stack.pop()
+        for kind in type(self.stack[-1]).__mro__:
+            if kind in STATES:
+                STATES[kind](self.stack[-1], state)
+                return
+        raise pickle.UnpicklingError(f"a state for a {type(self.stack[-1]).__name__}")
 
-    def extend(self, items: list) -> None:
-        """Append to the list on top of the stack."""
-        target = self.stack[-1]
-        if isinstance(target, Foreign):
-            return
-        if type(target) is not list:
-            raise ValueError(f"elements for a {type(target).__name__}")
-        target.extend(items)
+    def load_bytearray8(self) -> None:
+        """Read bytes before memory for them is taken."""
+        self.load_binbytes8()
+        self.append(bytearray(self.stack.pop()))
 
-    def add(self, items: list) -> None:
-        """Add to the set on top of the stack."""
-        if type(self.stack[-1]) is not set:
-            raise ValueError(f"members for a {type(self.stack[-1]).__name__}")
-        self.stack[-1].update(map(key, items))
-
-    def set_state(self, state: object) -> None:
-        """Give the value on top of the stack its state."""
-        target = self.stack[-1]
-        if isinstance(target, Foreign):
-            target.state = state
-            return
-        rules = [self.rules.states[c] for c in type(target).__mro__ if c in self.rules.states]
-        if not rules:
-            raise ValueError(f"a state for a {type(target).__name__}")
-        rules[0](target, state)
+    dispatch = {  # noqa: RUF012
+        **pickle._Unpickler.dispatch,
+        pickle.REDUCE[0]: load_reduce,
+        pickle.NEWOBJ[0]: load_reduce,
+        pickle.NEWOBJ_EX[0]: load_newobj_ex,
+        pickle.BUILD[0]: load_build,
+        pickle.BYTEARRAY8[0]: load_bytearray8,
+    }
 
 
-def _mark(self: Unpickler, _: object) -> None:
-    self.marks.append(self.stack)
-    self.stack = []
-
-
-def _pop(self: Unpickler, _: object) -> None:
-    self.stack.pop() if self.stack else self.pop_mark()
-
-
-def _tuple_of(count: int) -> Callable[[Unpickler, object], None]:
-    def step(self: Unpickler, _: object) -> None:
-        if len(self.stack) < count:
-            raise ValueError("too few values")
-        self.stack[-count:] = [tuple(self.stack[-count:])]
-
-    return step
-
-
-def _dict(self: Unpickler, _: object) -> None:
-    items = self.pop_mark()
-    self.push({})
-    self.set_items(items)
-
-
-def _put(self: Unpickler, index: int | None) -> None:
-    self.memo[len(self.memo) if index is None else index] = self.stack[-1]
-
-
-def _stack_global(self: Unpickler, _: object) -> None:
-    name, module = self.stack.pop(), self.stack.pop()
-    if not isinstance(name, str) or not isinstance(module, str):
-        raise ValueError("a name that is no text")
-    self.push(self.find(f"{module}.{name}"))
-
-
-def _object(self: Unpickler, _: object) -> None:
-    cls, *arguments = self.pop_mark()
-    self.push(self.call(cls, tuple(arguments)))
-
-
-def _instance(self: Unpickler, name: str) -> None:
-    arguments = tuple(self.pop_mark())
-    self.push(self.call(self.find(name.replace(" ", ".", 1)), arguments))
-
-
-def _reduce(self: Unpickler, _: object) -> None:
-    arguments, function = self.stack.pop(), self.stack.pop()
-    self.push(self.call(function, arguments))
-
-
-def _new_with_keywords(self: Unpickler, _: object) -> None:
-    if self.stack.pop() != {}:
-        raise ValueError("keywords for a class")
-    _reduce(self, None)
-
-
-STEPS: dict[str, Callable[[Unpickler, object], None]] = {
-    "MARK": _mark,
-    "POP": _pop,
-    "POP_MARK": lambda self, _: self.pop_mark() and None,
-    "DUP": lambda self, _: self.push(self.stack[-1]),
-    "TUPLE": lambda self, _: self.push(tuple(self.pop_mark())),
-    "TUPLE1": _tuple_of(1),
-    "TUPLE2": _tuple_of(2),
-    "TUPLE3": _tuple_of(3),
-    "LIST": lambda self, _: self.push(self.pop_mark()),
-    "DICT": _dict,
-    "FROZENSET": lambda self, _: self.push(frozenset(map(key, self.pop_mark()))),
-    "PUT": _put,
-    "BINPUT": _put,
-    "LONG_BINPUT": _put,
-    "MEMOIZE": _put,
-    "GET": lambda self, index: self.push(self.memo[index]),
-    "BINGET": lambda self, index: self.push(self.memo[index]),
-    "LONG_BINGET": lambda self, index: self.push(self.memo[index]),
-    "GLOBAL": lambda self, name: self.push(self.find(name.replace(" ", ".", 1))),
-    "STACK_GLOBAL": _stack_global,
-    "INST": _instance,
-    "OBJ": _object,
-    "REDUCE": _reduce,
-    "NEWOBJ": _reduce,
-    "NEWOBJ_EX": _new_with_keywords,
-    "BUILD": lambda self, _: self.set_state(self.stack.pop()),
-    "APPEND": lambda self, _: self.extend([self.stack.pop()]),
-    "APPENDS": lambda self, _: self.extend(self.pop_mark()),
-    "SETITEM": lambda self, _: self.set_items([self.stack.pop(-2), self.stack.pop()]),
-    "SETITEMS": lambda self, _: self.set_items(self.pop_mark()),
-    "ADDITEMS": lambda self, _: self.add(self.pop_mark()),
-    "PERSID": lambda self, pid: self.push(self.persistent(pid)),
-    "BINPERSID": lambda self, _: self.push(self.persistent(self.stack.pop())),
-}
+def inert_pickle(
+    base: type[Unpickler] = Unpickler, **attributes: object
+) -> tuple[ModuleType, dict[str, None]]:
+    """A module in place of ``pickle`` for one file, and the names that it will have refused."""
+    unsafe: dict[str, None] = {}
+    module = ModuleType("pickle")
+    module.Unpickler = type("Unpickler", (base,), {"unsafe": unsafe, **attributes})
+    module.load = lambda file, **options: module.Unpickler(file, **options).load()
+    return module, unsafe

@@ -13,19 +13,14 @@ from typing import Any
 from urllib.parse import urlparse
 
 import torch
-from mmengine.config import Config, ConfigDict
 from mmengine.dist import barrier, is_main_process
-from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
+from torch import Tensor
 
 from tlalign_mm.checkpoints import CheckpointError, read
-from tlalign_mm.checkpoints.archives import Place
 from tlalign_mm.checkpoints.files import read_content
 from tlalign_mm.checkpoints.kinds import kind_of, one_line
-from tlalign_mm.checkpoints.torch_data import TORCH_RULES
-from tlalign_mm.checkpoints.unpickle import Rules
 
-HISTORY = ("max_length", "_log_history", "_count_history")
 MapLocation = str | torch.device | dict[str, str] | Callable[..., Any] | None
 
 
@@ -71,41 +66,41 @@ def load_safely(trust: bool = False) -> None:
 def _load(path: Path, map_location: MapLocation, trust: bool) -> dict:
     """All that a file holds, as mmengine expects it."""
     if not path.is_dir() and kind_of(path) not in ("safetensors", "index"):
-        content = read_content(path, MM_RULES, _placed(map_location), trust)
+        content = read_content(path, trust)
         if not isinstance(content, dict):
             raise CheckpointError(
                 f"Checkpoint {path} holds a {type(content).__name__}; name the file of a run."
             )
         if isinstance(content.get("meta"), dict) and not trust:
             content["meta"].pop("config", None)  # a text that mmengine would execute
-        return content
-    checkpoint = read(path)
-    return {"state_dict": checkpoint.tensors, "meta": dict(checkpoint.meta)}
-
-
-def _placed(map_location: MapLocation) -> Place:
-    """Where storages go: as for ``torch.load``, and never left in the file."""
-
-    def place(data: torch.UntypedStorage, device: str) -> torch.UntypedStorage:
-        data = data.clone()  # the run may write over its file
-        if callable(map_location):
-            moved = map_location(data, device)
-            return _restore(data, device) if moved is None else moved
-        if isinstance(map_location, dict):
-            return _restore(data, map_location.get(device, device))
-        return _restore(data, device if map_location is None else str(map_location))
-
-    return place
-
-
-def _restore(data: torch.UntypedStorage, device: str) -> torch.UntypedStorage:
+    else:
+        checkpoint = read(path)
+        content = {"state_dict": checkpoint.tensors, "meta": dict(checkpoint.meta)}
+    # a rule for the devices that the tensors lay on has nothing to do: they are on the CPU here
+    device = map_location if isinstance(map_location, str | torch.device) else "cpu"
     try:
-        return torch.serialization.default_restore_location(data, device)
-    except RuntimeError as error:
+        return _moved(content, torch.device(device), {})
+    except (RuntimeError, AssertionError) as error:
         raise CheckpointError(
-            f"A checkpoint's tensors lie on {device}, which is not usable here "
-            f"({one_line(error)}); load it with map_location='cpu'."
+            f"Checkpoint {path} cannot be moved to {device} ({one_line(error)}); load it with "
+            "map_location='cpu'."
         ) from error
+
+
+def _moved(value: Any, device: torch.device, known: dict[int, Tensor]) -> Any:
+    """Copies of all tensors, which lie in the file: a run may write over its own."""
+    if isinstance(value, Tensor):
+        if id(value) not in known:
+            known[id(value)] = value.to(device, copy=True)
+        return known[id(value)]
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = _moved(value[key], device, known)
+    if isinstance(value, list):
+        value[:] = [_moved(item, device, known) for item in value]
+    if type(value) is tuple:
+        return tuple(_moved(item, device, known) for item in value)
+    return value
 
 
 def _fetch(url: str) -> Path:
@@ -129,42 +124,3 @@ def _download(url: str, path: Path) -> None:
             f"Checkpoint {url} cannot be fetched ({one_line(error)}); download it and name the "
             "file."
         ) from error
-
-
-def _history(*_: object) -> HistoryBuffer:
-    return HistoryBuffer()
-
-
-def _set_history(target: HistoryBuffer, state: object) -> None:
-    """The numbers; the statistics, which are functions, are mmengine's own."""
-    if not isinstance(state, dict) or not {*HISTORY} <= state.keys():
-        raise ValueError("an odd history")
-    target.__setstate__({key: state[key] for key in HISTORY})
-
-
-def _config_dict(items: object = ()) -> ConfigDict:
-    value = ConfigDict()
-    dict.update(value, TORCH_RULES.builders["builtins.dict"](items))  # its values are converted
-    return value
-
-
-def _config(*_: object) -> Config:
-    return Config.__new__(Config)
-
-
-def _set_config(target: Config, state: object) -> None:
-    if not isinstance(state, tuple) or not isinstance(state[0], ConfigDict):
-        raise ValueError("an odd config")
-    target.__setstate__(state)
-
-
-MM_RULES = Rules(
-    values=TORCH_RULES.values,
-    builders={
-        **TORCH_RULES.builders,
-        "mmengine.logging.history_buffer.HistoryBuffer": _history,
-        "mmengine.config.config.ConfigDict": _config_dict,
-        "mmengine.config.config.Config": _config,
-    },
-    states={**TORCH_RULES.states, HistoryBuffer: _set_history, Config: _set_config},
-)
