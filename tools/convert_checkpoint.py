@@ -102,7 +102,10 @@ def _request(args: argparse.Namespace) -> "Request":
         raise ValueError(f"--arch takes one name, not {', '.join(names)}.")
     pairs = [value for value in args.arch if "=" in value]
     fields = argparse.Namespace(fields={})
-    DictAction(["--arch"], "fields", nargs="+")(None, fields, pairs)
+    try:
+        DictAction(["--arch"], "fields", nargs="+")(None, fields, pairs)
+    except AssertionError as error:  # of brackets that do not match
+        raise ValueError(f"--arch {' '.join(pairs)} cannot be read; write KEY=[1,2].") from error
     size = args.img_size and (args.img_size[0], args.img_size[-1])
     return Request(
         to=args.to,

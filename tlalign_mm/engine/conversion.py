@@ -145,7 +145,8 @@ def _settle(weights: Weights, request: Request, config: Mapping[str, Any]) -> We
     weights = with_fields(weights, {key: _plain(key, value) for key, value in given.items()})
     fields, assumed = weights.architecture
     open_fields = {key for key, value in fields.items() if value is None} | {*assumed}
-    said = {key: _plain(key, config[key]) for key in open_fields & config.keys()}
+    config = {"img_size": config.get("pretrain_img_size"), **config}  # mmdetection's word for it
+    said = {key: _plain(key, config[key]) for key in open_fields if config.get(key) is not None}
     return with_fields(weights, said)
 
 
