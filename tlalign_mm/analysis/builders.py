@@ -182,6 +182,9 @@ def _stock(part: Part, form: Form) -> Side:
     body = {name: tensor for name, tensor in tensors.items() if not name.startswith("head")}
     side = Side(who, part.architecture, model, _classifiers(tensors))
     load_exactly(side, body, ("cls_token", *NORMS, BUFFERS[1]), ())
+    if part.family == "XCiT":  # mmpretrain makes positions in single precision, come what may
+        project = model.pos_embed.token_projection
+        project.register_forward_pre_hook(lambda _module, inputs: inputs[0].double())
     norms = set_published_eps(model) if who == "mmdet" and "Pyramid" in part.family else []
     if norms:
         side.own_rule = (
@@ -199,7 +202,7 @@ def _set_eps(model: nn.Module, norms: Iterable[str], eps: float) -> None:
 def _classifiers(tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Weight and bias of the classifier, then of the distillation token's."""
     found = [n for names in CLASSIFIERS for n in names if f"{n}.weight" in tensors]
-    return [(tensors[f"{n}.weight"].float(), tensors[f"{n}.bias"].float()) for n in found]
+    return [(tensors[f"{n}.weight"].double(), tensors[f"{n}.bias"].double()) for n in found]
 
 
 def load_exactly(
@@ -226,6 +229,7 @@ def load_exactly(
             f"The tensors are not those of {side.title}: {len(missing)} are missing {missing[:4]} "
             f"and {len(left)} have no place {left[:4]}; check --from and --arch."
         )
+    side.model.double()  # before its positions are resized or its weights used
     try:
         side.model.load_state_dict({n: t for n, t in tensors.items() if n in own}, strict=False)
     except (RuntimeError, ValueError) as error:

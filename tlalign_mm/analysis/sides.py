@@ -1,7 +1,8 @@
 """A model of whatever library, and what it makes of images under names that all of them share.
 
 Hooks catch the last block of every stage and the norms, so that no library's own choice of outputs
-matters. Tokens are (B, N, C) in row-major order, prefix tokens first.
+matters. Double precision keeps rounding from being taken for a difference. Tokens are (B, N, C) in
+row-major order, prefix tokens first.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +27,7 @@ class Side:
     Attributes:
         who: Whose class it is: ``timm``, ``mmseg``, ``mmdet``, ``mmpretrain`` or ``ours``.
         architecture: Our class as ``type``, and the sizes.
-        model: With the weights.
+        model: With the weights, in double precision.
         classifiers: (weight, bias) of the file's classifiers, the distillation token's second.
         gives_logits: Whether the model has its classifiers itself.
         initial: Names of the model's tensors that no weights were given for.
@@ -104,8 +105,9 @@ class Side:
 
 
 def random_images(size: Size) -> Tensor:
-    """(1, 3, H, W), the same at every call."""
-    return torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(2))
+    """(1, 3, H, W) in double precision, the same at every call."""
+    images = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(2))
+    return images.double()
 
 
 @contextmanager

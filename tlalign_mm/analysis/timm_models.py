@@ -72,7 +72,7 @@ def _follow_size(side: Side) -> None:
             return
         classes = side.model.num_classes
         model = _swin(side.architecture, {}, img_size=size, num_classes=classes)
-        model.load_state_dict(side.model.state_dict())
+        model.double().load_state_dict(side.model.state_dict())
         side.model, built[0] = model, size
 
     side.prepare = prepare

@@ -208,8 +208,8 @@ def _windows(source: Side, target: Side, sizes: Sequence[Size]) -> Iterator[str]
     every = strides(source.architecture)
     maps = [-(-side // stride) for size in sizes for side in size for stride in every]
     rules = (
-        "timm and the official code pad and shift otherwise than dense models where a map is no "
-        "multiple of the window or fits in one"
+        "the libraries pad and shift differently where a map is no multiple of the window or fits "
+        "in one"
     )
     if all(side % window == 0 and side > window for side in maps):
         yield f"{rules}: compared where neither is so"
