@@ -219,4 +219,12 @@ def test_ours_stands_in_for_a_library_that_is_not_installed(name, layout, monkey
     monkeypatch.setattr(builders, "is_installed", lambda library: False)
     found = verify(*converted(our_file(name), layout))
     assert found.passes and found.target.startswith("our ")
-    assert any("is not installed: our network stands in" in note for note in found.notes)
+    assert any("cannot be imported: our network stands in" in note for note in found.notes)
+
+
+def test_where_ours_stands_in_every_tensor_must_have_its_place_as_well(monkeypatch) -> None:
+    monkeypatch.setattr(builders, "is_installed", lambda library: False)
+    file, weights, there = converted(our_file("SwinTransformer"), "mmseg")
+    more = {**there.tensors, "stages.9.norm.bias": torch.zeros(1)}
+    with pytest.raises(CheckpointError, match=r"1 have no place \['stages.9.norm.bias'\]"):
+        verify(file, weights, there._replace(tensors=more))

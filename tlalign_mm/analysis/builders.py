@@ -1,7 +1,7 @@
 """The models that a checkpoint's tensors belong to, built and loaded without this package's tables.
 
 timm's classes take timm's files and, through timm's own filters, official ones; official PVT goes
-through mmdetection's own converter. Where a library is not installed ours stands in, and says so.
+through mmdetection's own converter. Where a library is not installed ours stands in, which is said.
 """
 
 import re
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tlalign_mm.analysis.anatomy import MM
-from tlalign_mm.analysis.sides import Side
+from tlalign_mm.analysis.sides import Classifier, Side
 from tlalign_mm.analysis.stock import build_stock, set_published_eps
 from tlalign_mm.analysis.stock_fields import LIBRARIES
 from tlalign_mm.analysis.timm_models import build_timm_model, take_any_size
@@ -78,7 +78,7 @@ def is_installed(library: str) -> bool:
     """Whether an mm library can be imported; importing it registers its backbones."""
     try:
         import_module(f"{library}.models")
-    except ImportError:
+    except (ImportError, AssertionError):  # the latter for another version of mmcv
         return False
     return True
 
@@ -152,9 +152,10 @@ def _ours(part: Part, form: Form) -> Side:
     tensors, notes = part.tensors, []
     if part.layout != "tlalign_mm":
         file = Checkpoint(tensors, part.layout, part.architecture)
-        tensors = read_weights(file, "to be verified", prefix="").tensors
+        found = read_weights(file, "to be verified", prefix="")
+        tensors = found.tensors | {name: tensors[name] for name in found.translation.unknown}
         library = LIBRARIES.get(part.layout, "mmdetection")
-        notes = [f"{library} is not installed: our network stands in for its own"]
+        notes = [f"{library} cannot be imported: our network stands in for its own"]
     body = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEADS)}
     model = rebuild(part.architecture, body, **_our_fields(part, form, body))
     side = Side("ours", part.architecture, model, _classifiers(tensors), notes=notes)
@@ -199,10 +200,11 @@ def _set_eps(model: nn.Module, norms: Iterable[str], eps: float) -> None:
         model.get_submodule(name).eps = eps
 
 
-def _classifiers(tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+def _classifiers(tensors: Mapping[str, Tensor]) -> list[Classifier]:
     """Weight and bias of the classifier, then of the distillation token's."""
+    doubled = {name: tensor.double() for name, tensor in tensors.items() if "head" in name}
     found = [n for names in CLASSIFIERS for n in names if f"{n}.weight" in tensors]
-    return [(tensors[f"{n}.weight"].double(), tensors[f"{n}.bias"].double()) for n in found]
+    return [(doubled[f"{n}.weight"], doubled.get(f"{n}.bias")) for n in found]
 
 
 def load_exactly(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tlalign_mm.analysis.anatomy import Size, anatomy, strides
 
+Classifier = tuple[Tensor, Tensor | None]  # weight and bias
 AVERAGED = ("SwinTransformer", "PyramidVisionTransformerV2")  # classify the mean of the last map
 MOST_PREFIX = 2  # class and distillation token
 
@@ -40,7 +41,7 @@ class Side:
     who: str
     architecture: dict[str, Any]
     model: nn.Module
-    classifiers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    classifiers: list[Classifier] = field(default_factory=list)
     gives_logits: bool = False
     initial: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)

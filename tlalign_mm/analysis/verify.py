@@ -84,7 +84,9 @@ class Verification:
             lines.append(f"  {size[0]}x{size[1]}: {found}")
         lines.append(f"  largest difference {self.largest}, tolerance {self.tolerance:g}")
         rules = self.own_rules.items()
-        lines += [f"  by a rule of its own, {rule}: {largest}" for rule, largest in rules]
+        lines += [
+            f"  as the library runs by itself, where {rule}: {largest}" for rule, largest in rules
+        ]
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
     def check(self) -> None:
