@@ -212,10 +212,7 @@ class Backbone(BaseModule):
 
         Its other fields are those of ``load``. An ``init_cfg`` of another type is mmengine's and
         replaces the tensors that it names, of those that the constructor has initialised.
-
-        Raises:
-            CheckpointError: As ``load``.
-            ValueError: If a field is unknown.
+        Raises ``CheckpointError`` as ``load`` does, and ``ValueError`` for an unknown field.
         """
         cfg = dict(self.init_cfg or {})
         if cfg.pop("type", None) != "Pretrained":
@@ -224,7 +221,7 @@ class Backbone(BaseModule):
         known = inspect.signature(self.load).parameters.keys()
         if unknown := cfg.keys() - known:
             raise ValueError(
-                f"init_cfg has the unknown fields {sorted(unknown)}; it may have {', '.join(known)}."
+                f"init_cfg has the unknown fields {sorted(unknown)}; known: {', '.join(known)}."
             )
         print_log(str(self.load(**cfg)), logger="current")
         self._is_init = True
