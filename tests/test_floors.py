@@ -14,6 +14,7 @@ FLOORS = [
     {"labels"},
     {"layers"},
     {"backbones", "necks"},
+    {"proof"},
     {"pretrain"},
     {"engine", "analysis"},
 ]

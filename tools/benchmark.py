@@ -36,8 +36,8 @@ from tlalign_mm.analysis.measure import (
     table,
     write_json,
 )
-from tlalign_mm.analysis.twins import TWINS
 from tlalign_mm.engine.launch import ToolError, run_tool
+from tlalign_mm.proof.twins import TWINS
 
 Row = dict[str, Any]
 DENSE_ARCHS = [f"{name}-{size}" for name in ("deit", "swin") for size in ("tiny", "small", "base")]

@@ -130,7 +130,7 @@ def _backbone(done: "Converted") -> dict[str, Any] | None:
         return carry(done, our_backbone(done))
     if done.layout.name not in STOCK:
         return None
-    from tlalign_mm.analysis.stock import stock_config
+    from tlalign_mm.proof.stock import stock_config
 
     fields = done.checkpoint.architecture
     return carry(done, stock_config(fields, done.layout.name, done.checkpoint.tensors))
@@ -175,7 +175,7 @@ def _notes(target: str, done: "Converted", checkpoint: "Checkpoint") -> Iterator
 
 def _verify(done: "Converted") -> None:
     """Compare the models of SRC and of the result; nothing is written where they differ."""
-    from tlalign_mm.analysis.verify import verify
+    from tlalign_mm.proof.verify import verify
 
     found = verify(done.file, done.source, done.checkpoint)
     print(found)

@@ -28,10 +28,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tlalign_mm.analysis.conversions import conversions
 from tlalign_mm.analysis.measure import environment, table, write_json
-from tlalign_mm.analysis.parity import comparisons
 from tlalign_mm.engine.launch import run_tool
+from tlalign_mm.proof.conversions import conversions
+from tlalign_mm.proof.parity import comparisons
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -8,11 +8,11 @@ from timm.models.swin_transformer import SwinTransformerBlock as TimmBlock
 from torch import Tensor
 
 from tests.backbones.contract import BackboneContract, mixed_labels
-from tlalign_mm.analysis.stock import build_pair
-from tlalign_mm.analysis.twins import randomize
 from tlalign_mm.backbones import Backbone, SwinTransformer
 from tlalign_mm.labels import merge_2x2, pool, residual
 from tlalign_mm.labels.windows import partition, plan_windows, reverse
+from tlalign_mm.proof.stock import build_pair
+from tlalign_mm.proof.twins import randomize
 
 SMALL = {"embed_dim": 24, "depths": (2, 2), "num_heads": (3, 6), "window_size": 4}
 

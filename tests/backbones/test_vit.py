@@ -7,12 +7,12 @@ from timm.models.deit import VisionTransformerDistilled as TimmDistilled
 from timm.models.vision_transformer import VisionTransformer as TimmViT
 
 from tests.backbones.contract import BackboneContract, mixed_labels
-from tlalign_mm.analysis.replay import LabelReplay
-from tlalign_mm.analysis.stock import build_pair
-from tlalign_mm.analysis.twins import copy_weights, randomize
 from tlalign_mm.backbones import Backbone, VisionTransformer
 from tlalign_mm.backbones.vit import ARCHITECTURES
 from tlalign_mm.checkpoints import Checkpoint, CheckpointError, write
+from tlalign_mm.proof.replay import LabelReplay
+from tlalign_mm.proof.stock import build_pair
+from tlalign_mm.proof.twins import copy_weights, randomize
 
 SMALL = {"embed_dim": 24, "depth": 2, "num_heads": 3, "patch_size": 4, "img_size": 32}
 ATOL = 1e-5

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tlalign_mm.analysis.twins import randomize
 from tlalign_mm.backbones import Backbone
 from tlalign_mm.checkpoints.tables import TABLES
+from tlalign_mm.proof.twins import randomize
 from tlalign_mm.registry import MODELS
 
 PYRAMID = {"embed_dims": (64, 128), "depths": (1, 2), "num_heads": (1, 2), "mlp_ratios": (2, 1)}

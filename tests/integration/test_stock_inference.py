@@ -15,9 +15,9 @@ from torch import Tensor
 
 import tests.integration.inference as inference
 import tlalign_mm.compat  # noqa: F401  (mmdetection needs mmcv's ops)
-from tlalign_mm.analysis.twins import randomize
 from tlalign_mm.checkpoints import Checkpoint, read, write
 from tlalign_mm.engine.config_text import backbone_config
+from tlalign_mm.proof.twins import randomize
 from tools import convert_checkpoint
 
 pytestmark = pytest.mark.integration

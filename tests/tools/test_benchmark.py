@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tlalign_mm.analysis.parity import Difference
+from tlalign_mm.proof.parity import Difference
 from tools import benchmark, parity
 
 

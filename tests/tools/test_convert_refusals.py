@@ -127,7 +127,7 @@ def test_verification_is_printed_and_a_difference_keeps_the_target(
 ) -> None:
     out = convert(swin, tmp_path / "out.pth", "--to", "official", "--verify")
     assert "the same network" in out and "largest difference" in out
-    monkeypatch.setattr("tlalign_mm.analysis.verify.verify.__defaults__", (None, -1.0))
+    monkeypatch.setattr("tlalign_mm.proof.verify.verify.__defaults__", (None, -1.0))
     assert "do not use the result" in refusal(swin, "--verify", to="official")
 
 

@@ -1,1 +1,1 @@
-"""Figures of what happened: label maps, curves, predictions, and a report of one file."""
+"""Figures of what happened, a report of one file, and what steps cost."""

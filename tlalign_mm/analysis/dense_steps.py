@@ -3,7 +3,7 @@
 import torch
 
 from tlalign_mm.analysis.measure import Step
-from tlalign_mm.analysis.stock import build_pair
+from tlalign_mm.proof.stock import build_pair
 
 NAMES = ("stock", "tlalign_mm")
 

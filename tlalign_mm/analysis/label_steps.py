@@ -12,10 +12,10 @@ from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 
 from tlalign_mm.analysis.measure import Step
-from tlalign_mm.analysis.replay import LabelReplay
-from tlalign_mm.analysis.twins import TWINS, build_ours, build_timm, our_config
 from tlalign_mm.labels import MixParams, apply_mix, draw_cutmix, smoothed_one_hot, token_labels
 from tlalign_mm.pretrain import ImageClassifier
+from tlalign_mm.proof.replay import LabelReplay
+from tlalign_mm.proof.twins import TWINS, build_ours, build_timm, our_config
 
 BASELINE = "cutmix (timm)"
 OURS = {"area": "area", "transmix": "transmix", "tl-align": "tl_align"}

@@ -210,22 +210,18 @@ class Backbone(BaseModule):
     def init_weights(self) -> None:
         """Load ``init_cfg=dict(type='Pretrained', checkpoint=…)`` and log the report.
 
-        Any further field of ``init_cfg`` is one of ``load``. The constructor has initialised all
-        tensors; an ``init_cfg`` of another type is mmengine's and replaces those that it names.
-
-        Raises:
-            CheckpointError: As ``load``.
-            ValueError: If ``init_cfg`` has a field that ``load`` does not know.
+        Its other fields are those of ``load``. An ``init_cfg`` of another type is mmengine's and
+        replaces the tensors that it names, of those that the constructor has initialised.
+        Raises ``CheckpointError`` as ``load`` does, and ``ValueError`` for an unknown field.
         """
         cfg = dict(self.init_cfg or {})
         if cfg.pop("type", None) != "Pretrained":
             super().init_weights()
             return
-        unknown = cfg.keys() - inspect.signature(self.load).parameters.keys()
-        if unknown:
+        known = inspect.signature(self.load).parameters.keys()
+        if unknown := cfg.keys() - known:
             raise ValueError(
-                f"init_cfg has the unknown fields {sorted(unknown)}; beside type and checkpoint it "
-                "may have prefix, strict, weights, layout and minimum_coverage."
+                f"init_cfg has the unknown fields {sorted(unknown)}; known: {', '.join(known)}."
             )
         print_log(str(self.load(**cfg)), logger="current")
         self._is_init = True

@@ -32,9 +32,6 @@ def write(
             under ``meta``; None writes the bare weights, without those.
         overwrite: Replace the file where it exists.
 
-    Returns:
-        The file.
-
     Raises:
         CheckpointError: If the suffix is another, the file exists and must not be replaced, or it
             cannot be written, for example on a full disk.
@@ -50,9 +47,9 @@ def write(
         _save(partial, path.suffix, checkpoint, wrapper)
         os.replace(partial, path)
     except (OSError, RuntimeError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or one_line(error)
+        why = getattr(error, "strerror", None) or one_line(error)
         raise CheckpointError(
-            f"Cannot write {path} ({reason}); free space or mend the path, then run this again."
+            f"Cannot write {path} ({why}); free space or mend the path, then run this again."
         ) from error
     except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from tests.layers.test_golden import assert_published, read_golden
-from tlalign_mm.analysis import label_steps, parity
+from tlalign_mm.analysis import label_steps
 from tlalign_mm.analysis.attend_steps import METHODS
-from tlalign_mm.analysis.replay import LabelReplay
-from tlalign_mm.analysis.twins import TWINS, build_ours
 from tlalign_mm.backbones import SwinTransformer
 from tlalign_mm.labels import residual
+from tlalign_mm.proof import parity
+from tlalign_mm.proof.replay import LabelReplay
+from tlalign_mm.proof.twins import TWINS, build_ours
 
 
 def test_every_architecture_of_timm_is_compared() -> None:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tlalign_mm.analysis.replay import LabelReplay, StockPVTReplay
-from tlalign_mm.analysis.stock import build_pair
-from tlalign_mm.analysis.twins import TWINS, build_ours, build_timm, copy_weights, randomize
 from tlalign_mm.backbones import Backbone
 from tlalign_mm.labels import draw_cutmix, token_labels
+from tlalign_mm.proof.replay import LabelReplay, StockPVTReplay
+from tlalign_mm.proof.stock import build_pair
+from tlalign_mm.proof.twins import TWINS, build_ours, build_timm, copy_weights, randomize
 
 DENSE = {  # arch to the image sizes that padding, shifted windows or interpolation depend on
     "deit-small": [(224, 224), (232, 331)],

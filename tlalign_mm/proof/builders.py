@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tlalign_mm.analysis.anatomy import MM
-from tlalign_mm.analysis.sides import Classifier, Side
-from tlalign_mm.analysis.stock import build_stock, set_published_eps
-from tlalign_mm.analysis.stock_fields import LIBRARIES
-from tlalign_mm.analysis.timm_models import build_timm_model, take_any_size
 from tlalign_mm.backbones.pvt import stage_grids
 from tlalign_mm.backbones.rebuild import rebuild
 from tlalign_mm.checkpoints import Checkpoint, CheckpointError, read_weights
 from tlalign_mm.checkpoints.convert import HEADS
+from tlalign_mm.proof.anatomy import MM
+from tlalign_mm.proof.sides import Classifier, Side
+from tlalign_mm.proof.stock import build_stock, set_published_eps
+from tlalign_mm.proof.stock_fields import LIBRARIES
+from tlalign_mm.proof.timm_models import build_timm_model, take_any_size
 
 DENSE = ("mmseg", "mmdet")  # have no classifiers
 CLASSIFIERS = (("head", "head.fc", "head.layers.head"), ("head_dist", "head.layers.head_dist"))

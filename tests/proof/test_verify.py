@@ -6,14 +6,14 @@ from mmengine.registry import MODELS as ROOT
 from safetensors.torch import save_file
 from timm.models import deit, pvt_v2, swin_transformer
 
-from tests.analysis.networks import NETWORKS, SIZES, SWIN, converted, our_file
-from tlalign_mm.analysis import builders
-from tlalign_mm.analysis.anatomy import image_sizes
-from tlalign_mm.analysis.builders import Form, build_side
-from tlalign_mm.analysis.twins import randomize
-from tlalign_mm.analysis.verify import source_part, verify
+from tests.proof.networks import NETWORKS, SIZES, SWIN, converted, our_file
 from tlalign_mm.checkpoints import Checkpoint, CheckpointError, read
 from tlalign_mm.checkpoints.tables import TABLES
+from tlalign_mm.proof import builders
+from tlalign_mm.proof.anatomy import image_sizes
+from tlalign_mm.proof.builders import Form, build_side
+from tlalign_mm.proof.twins import randomize
+from tlalign_mm.proof.verify import source_part, verify
 
 TIMM = {"VisionTransformer", "SwinTransformer", "PyramidVisionTransformerV2", "CaiT", "XCiT"}
 WAYS = [

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.analysis.networks import SIZES, converted, our_file
-from tlalign_mm.analysis.verify import Difference, Verification, verify
+from tests.proof.networks import SIZES, converted, our_file
 from tlalign_mm.checkpoints import CheckpointError
 from tlalign_mm.checkpoints.tables import TABLES
 from tlalign_mm.checkpoints.tables.swin import UNFOLD
+from tlalign_mm.proof.verify import Difference, Verification, verify
 
 Change = Callable[[Tensor], Tensor]
 VIT, SWIN, PVT = "VisionTransformer", "SwinTransformer", "PyramidVisionTransformer"

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from tlalign_mm.analysis.twins import randomize
 from tlalign_mm.checkpoints import Checkpoint, Weights, read_weights, write_weights
+from tlalign_mm.proof.twins import randomize
 from tlalign_mm.registry import MODELS
 
 PYRAMID = {  # mmdetection's PVT v2 always has four stages

@@ -9,9 +9,9 @@ from timm.layers import resample_abs_pos_embed
 from timm.models import cait, deit, pvt_v2, swin_transformer, vision_transformer, xcit
 from torch import Tensor, nn
 
-from tlalign_mm.analysis.anatomy import Size, image_sizes
-from tlalign_mm.analysis.sides import Side
-from tlalign_mm.analysis.stock_fields import whole_patches
+from tlalign_mm.proof.anatomy import Size, image_sizes
+from tlalign_mm.proof.sides import Side
+from tlalign_mm.proof.stock_fields import whole_patches
 
 Sizes = Mapping[str, Any]
 

@@ -11,11 +11,11 @@ from mmengine.registry import MODELS as ROOT
 from torch import Tensor, nn
 
 import tlalign_mm.compat  # noqa: F401  (mmdetection needs mmcv's ops; it supplies absent ones)
-from tlalign_mm.analysis.stock_fields import CONFIGS, LIBRARIES, Sizes
 from tlalign_mm.backbones import Backbone
 from tlalign_mm.backbones.rebuild import check_known
 from tlalign_mm.checkpoints import Checkpoint, CheckpointError
 from tlalign_mm.checkpoints.convert import PREFIX, read_weights, write_weights
+from tlalign_mm.proof.stock_fields import CONFIGS, LIBRARIES, Sizes
 from tlalign_mm.registry import MODELS
 
 OURS: dict[str, dict[str, Any]] = {  # further fields of ours for dense tasks

@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 
-from tests.analysis.networks import NETWORKS, config, converted, our_file
-from tlalign_mm.analysis import conversions as module
-from tlalign_mm.analysis.anatomy import Size
-from tlalign_mm.analysis.builders import is_installed
-from tlalign_mm.analysis.conversions import Conversion, conversions, convert_all, is_back
+from tests.proof.networks import NETWORKS, config, converted, our_file
 from tlalign_mm.checkpoints import write_weights
 from tlalign_mm.checkpoints.tables import TABLES
+from tlalign_mm.proof import conversions as module
+from tlalign_mm.proof.anatomy import Size
+from tlalign_mm.proof.builders import is_installed
+from tlalign_mm.proof.conversions import Conversion, conversions, convert_all, is_back
 from tools import parity
 
 LINE = Conversion("swin-tiny", "dense", "mmseg", 9, 2, "head", "yes", 9e-6, "mmseg", None)

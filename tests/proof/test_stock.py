@@ -5,9 +5,9 @@ import ast
 import pytest
 from mmengine.registry import MODELS as ROOT
 
-from tests.analysis.networks import config, converted, our_file
-from tlalign_mm.analysis.stock import build_pair, stock_config
+from tests.proof.networks import config, converted, our_file
 from tlalign_mm.checkpoints import CheckpointError
+from tlalign_mm.proof.stock import build_pair, stock_config
 from tlalign_mm.registry import MODELS
 
 VIT, SWIN, PVT = "VisionTransformer", "SwinTransformer", "PyramidVisionTransformer"

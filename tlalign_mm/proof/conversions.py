@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tlalign_mm.analysis.builders import Form, Part, build_side, common_form
-from tlalign_mm.analysis.sides import Side
-from tlalign_mm.analysis.twins import TWINS, our_config, randomize
-from tlalign_mm.analysis.verify import comparable_sizes, compare, target_part
 from tlalign_mm.backbones import Backbone
 from tlalign_mm.checkpoints import Checkpoint, Weights, read_weights, write_weights
 from tlalign_mm.checkpoints.keymap import Translation
 from tlalign_mm.checkpoints.tables import TABLES, before_leaving
+from tlalign_mm.proof.builders import Form, Part, build_side, common_form
+from tlalign_mm.proof.sides import Side
+from tlalign_mm.proof.twins import TWINS, our_config, randomize
+from tlalign_mm.proof.verify import comparable_sizes, compare, target_part
 from tlalign_mm.registry import MODELS
 
 NUM_CLASSES = 10

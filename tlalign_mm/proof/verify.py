@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tlalign_mm.analysis.anatomy import Size, image_sizes, strides
-from tlalign_mm.analysis.builders import Part, build_side, common_form
-from tlalign_mm.analysis.sides import Side
 from tlalign_mm.checkpoints import Checkpoint, CheckpointError, Weights, backbone_part
 from tlalign_mm.checkpoints.convert import HEADS, PREFIX
+from tlalign_mm.proof.anatomy import Size, image_sizes, strides
+from tlalign_mm.proof.builders import Part, build_side, common_form
+from tlalign_mm.proof.sides import Side
 
 TOLERANCE = 1e-5
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tlalign_mm.analysis.anatomy import Size, anatomy, strides
+from tlalign_mm.proof.anatomy import Size, anatomy, strides
 
 Classifier = tuple[Tensor, Tensor | None]  # weight and bias
 AVERAGED = ("SwinTransformer", "PyramidVisionTransformerV2")  # classify the mean of the last map
