@@ -28,7 +28,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "CaiT": {"embed_dim": 24, "depth": 2, "num_heads": 3, "img_size": 32, "patch_size": 8},
     "XCiT": {"embed_dim": 32, "depth": 2, "num_heads": 4, "patch_size": 8},
 }
-# of images, where positions and windows do not tell; the default would be larger ones
+# of images, where positions and windows do not tell; the default would be 224 pixels
 SIZES = {"PyramidVisionTransformerV2": [(64, 64), (64, 96)], "XCiT": [(32, 32), (40, 48)]}
 
 

@@ -19,7 +19,7 @@ LINE = Conversion("swin-tiny", "dense", "mmseg", 9, 2, "head", "yes", 9e-6, "mms
 
 @pytest.fixture
 def small_images(monkeypatch) -> None:
-    """Of networks that take any; the default would be larger ones."""
+    """Of networks that take any; the default would be 224 pixels."""
 
     def sizes(source, target) -> list[Size]:
         return [(64, 64), (64, 96)]

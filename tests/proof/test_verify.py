@@ -126,7 +126,7 @@ def test_swin_is_compared_where_no_library_pads_or_shifts_otherwise() -> None:
         (384, 384),
         (400, 416),
     ]
-    assert image_sizes({"depth": 12, "patch_size": 8}) == [(96, 96), (104, 112)]
+    assert image_sizes({"depth": 12, "patch_size": 8}) == [(224, 224), (232, 240)]
 
 
 @pytest.mark.integration

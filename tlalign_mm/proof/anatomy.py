@@ -10,7 +10,7 @@ from tlalign_mm.backbones.pvt_v2 import PATCH_SIZE
 
 Size = tuple[int, int]
 MM = ("mmseg", "mmdet", "mmpretrain")
-USUAL_SIDE = 96  # of the images where positions do not tell
+USUAL_SIDE = 224  # of the images where positions do not tell
 
 
 class Anatomy(NamedTuple):
