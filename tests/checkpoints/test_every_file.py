@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.checkpoints.samples import CASES, write_sample
 from tests.checkpoints.toys import TOYS, build
 from tlalign_mm.backbones import Backbone
-from tlalign_mm.checkpoints import Checkpoint, read_weights, write_weights
+from tlalign_mm.checkpoints import Checkpoint, read_weights, write, write_weights
 from tlalign_mm.checkpoints.tables import TABLES
 
 LAYOUTS = {  # of each toy, those that keep all that a pretrained network has
@@ -57,3 +57,13 @@ def test_every_file_is_loaded(toy, form, wrapper, prefix, layout, tmp_path) -> N
     assert report.coverage == 100 and not report.unexplained
     state = backbone.state_dict()
     assert all(torch.equal(state[name], ours[name]) for name in state)
+
+
+@pytest.mark.parametrize("toy", TOYS)
+@pytest.mark.parametrize("dense", [False, True])
+def test_what_is_written_with_its_architecture_is_loaded(dense, toy, tmp_path) -> None:
+    source = build(toy, dense)
+    checkpoint = Checkpoint(source.state_dict(), "tlalign_mm", source.architecture)
+    path = write(tmp_path / "own.safetensors", checkpoint)
+    report = build(toy, dense).load(str(path))
+    assert report.coverage == 100 and not report.unexplained

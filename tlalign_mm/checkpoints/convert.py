@@ -18,6 +18,7 @@ from tlalign_mm.checkpoints.tables import TABLES, after_leaving, before_leaving
 HEADS = ("head.", "head_dist.")  # of classifiers; they live beside the backbone in the mm libraries
 MM = ("mmseg", "mmdet")
 PREFIX = "backbone."
+CA_SWIN = "CASwinTransformer"
 
 
 @dataclass
@@ -76,6 +77,8 @@ def read_weights(
     for name, tensor in part.rest.items():
         (body if name.startswith(HEADS) else rest)[name] = tensor
     found = choose(body, rest, source, layout or file.layout)
+    if (file.architecture or {}).get("type") == CA_SWIN and found.family == "SwinTransformer":
+        found = found._replace(family=CA_SWIN)  # a dense one has no class block to be told by
     table = _table(found, source)
     try:
         translation = to_ours(body, table, _last_stage(body))
@@ -200,7 +203,7 @@ def _fields_there(fields: dict[str, Any], target: Layout) -> dict[str, Any]:
     """Architecture of what is left: the layout may lack a token, or the class-attention block."""
     if target == ("VisionTransformer", "mmseg"):
         return {**fields, "distilled": False}
-    if target.family != "CASwinTransformer" or target.name == "tlalign_mm":
+    if target.family != CA_SWIN or target.name == "tlalign_mm":
         return fields
     depths = [*fields["depths"][:-1], fields["depths"][-1] - 1]
     return {**fields, "type": "SwinTransformer", "depths": depths}
